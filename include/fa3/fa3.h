@@ -1,0 +1,129 @@
+/* fa3: exact attention for NVIDIA Hopper GPUs, with a CPU backend. The C ABI.
+ *
+ *   O = softmax(softmax_scale * Q K^T + mask) V,   LSE = log(sum(exp(softmax_scale * Q K^T + mask)))
+ *
+ * No function throws, aborts, allocates device memory or synchronises a stream. Every function that returns a
+ * status leaves the reason of a failure in fa3_last_error() of the calling thread. All functions are thread-safe.
+ */
+#ifndef FA3_FA3_H
+#define FA3_FA3_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define FA3_VERSION_MAJOR 0
+#define FA3_VERSION_MINOR 1
+#define FA3_VERSION_PATCH 0
+
+/* Version of the parameter structs. They only ever grow at the end. */
+#define FA3_API_VERSION 1u
+
+#if defined(_WIN32)
+#define FA3_API
+#else
+#define FA3_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum fa3_status {
+  FA3_OK = 0,
+  FA3_INVALID_ARGUMENT = 1,    /* the call is wrong whatever the machine: fix the argument named in fa3_last_error() */
+  FA3_NOT_SUPPORTED = 2,       /* a legal request that this version has no kernel for */
+  FA3_WORKSPACE_TOO_SMALL = 3, /* workspace null, misaligned or smaller than fa3_forward_workspace_size() */
+  FA3_NO_DEVICE = 4,           /* no GPU, no driver or one too old, or a GPU that is not compute capability 9.0 */
+  FA3_CUDA_ERROR = 5,          /* the CUDA runtime refused; its words are in fa3_last_error() */
+  FA3_INTERNAL = 6             /* out of host memory, or a defect of fa3 */
+} fa3_status;
+
+typedef enum fa3_dtype {
+  FA3_F16 = 1,
+  FA3_BF16 = 2,
+  FA3_F32 = 4 /* cpu only */
+} fa3_dtype;
+
+typedef enum fa3_device {
+  FA3_DEVICE_CUDA = 1, /* the device of the calling thread's current CUDA context */
+  FA3_DEVICE_CPU = 2   /* all cores; the call returns when the result is written */
+} fa3_device;
+
+/* A cudaStream_t (or CUstream) without the CUDA headers. */
+typedef struct CUstream_st* fa3_stream;
+
+/* Four-dimensional tensor [batch, sequence, head, feature]; its extents are fields of the parameter struct.
+ * stride[i] is the distance of neighbours along dimension i in elements, >= 0; stride[3] must be 1 (ignored where the
+ * extent is 1). Stride 0 repeats data and is allowed for inputs. Strides of dimensions with extent <= 1 are ignored.
+ * data may be NULL only if the tensor has no elements; it must be aligned to its element. */
+typedef struct fa3_tensor {
+  void* data;
+  int32_t dtype; /* fa3_dtype */
+  int32_t reserved; /* 0 */
+  int64_t stride[4];
+} fa3_tensor;
+
+/* Zero-initialise, then set struct_size = sizeof(fa3_forward_params) and api_version = FA3_API_VERSION. */
+typedef struct fa3_forward_params {
+  uint32_t struct_size;
+  uint32_t api_version;
+  int32_t device; /* fa3_device, required: it is never guessed */
+  int32_t causal; /* 1: row i sees keys j <= i + seqlen_k - seqlen_q (aligned bottom-right); 0: all keys */
+
+  int64_t batch;    /* >= 0 */
+  int64_t heads;    /* query heads, a multiple of kv_heads */
+  int64_t kv_heads; /* query head h reads key/value head h / (heads / kv_heads) */
+  int64_t seqlen_q; /* >= 0 */
+  int64_t seqlen_k; /* >= 0; with 0 every row of O is 0 and every LSE -inf */
+  int64_t d;        /* features of q and k: a multiple of 8, 8..256 */
+  int64_t d_v;      /* features of v and o: a multiple of 8, 8..256 */
+
+  fa3_tensor q; /* [batch, seqlen_q, heads, d] */
+  fa3_tensor k; /* [batch, seqlen_k, kv_heads, d] */
+  fa3_tensor v; /* [batch, seqlen_k, kv_heads, d_v] */
+  fa3_tensor o; /* [batch, seqlen_q, heads, d_v], written; its elements must not overlap each other or an input */
+
+  float* lse;            /* optional (NULL): [batch, heads, seqlen_q], written; natural logarithm, -inf for rows without keys */
+  int64_t lse_stride[3]; /* elements, for batch, head, row */
+
+  float softmax_scale;         /* finite; used only if softmax_scale_set, any value including 0 and negative ones */
+  int32_t softmax_scale_set;   /* 0: softmax_scale is 1 / sqrt(d) */
+} fa3_forward_params;
+
+/* Optional warm-up for CUDA device number `cuda_device`: loads the kernels and sets their attributes, so that nothing of
+ * that happens first inside a stream capture. Makes no lasting change of the current device. */
+FA3_API fa3_status fa3_init(int cuda_device);
+
+/* FA3_OK if this process can run attention on `device` (fa3_device) now; otherwise the status, with the reason in
+ * fa3_last_error(). For FA3_DEVICE_CUDA it asks for the current device. */
+FA3_API fa3_status fa3_device_available(int32_t device);
+
+/* FA3_OK if fa3_forward would accept `params`; otherwise the status, with the reason in fa3_last_error(). Pure host:
+ * touches no GPU and does not read through the data pointers. */
+FA3_API fa3_status fa3_forward_supported(const fa3_forward_params* params);
+
+/* Bytes of workspace fa3_forward needs for exactly these parameters (sizes, strides, alignment of the pointers). Pure host.
+ * On the cpu device it is 0. */
+FA3_API fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, size_t* bytes);
+
+/* Enqueues the forward pass on `stream` (NULL: the default stream). `workspace`: device memory, 256-byte aligned, with any
+ * content; it may be reused once the work is done. May be captured into a CUDA graph and replayed. If a status other than
+ * FA3_OK is returned nothing was written. On the cpu device `workspace` and `stream` are ignored. */
+FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t workspace_bytes, fa3_stream stream);
+
+FA3_API const char* fa3_status_string(fa3_status status);
+
+/* Why the last call of this thread failed, "" if it did not. Valid until the thread's next call. */
+FA3_API const char* fa3_last_error(void);
+
+/* 10000 * major + 100 * minor + patch. */
+FA3_API int fa3_version(void);
+
+/* SHA-256 (hex) of the sources this library was built from, as printed by tools/source_hash. */
+FA3_API const char* fa3_source_hash(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

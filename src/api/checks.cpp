@@ -1,0 +1,229 @@
+#include "api/checks.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+namespace fa3::api {
+namespace {
+
+using std::int64_t;
+using std::string;
+using std::to_string;
+
+[[noreturn]] void invalid(const string& message) { throw Error(FA3_INVALID_ARGUMENT, message); }
+
+bool known_dtype(int32_t dtype) { return dtype == FA3_F16 || dtype == FA3_BF16 || dtype == FA3_F32; }
+
+int64_t non_negative(int64_t value, const char* name) {
+  if (value < 0) invalid(string(name) + " is " + to_string(value) + "; it must not be negative");
+  return value;
+}
+
+int64_t positive(int64_t value, const char* name) {
+  if (value < 1) invalid(string(name) + " is " + to_string(value) + "; it must be at least 1");
+  return value;
+}
+
+int64_t head_dim(int64_t value, const char* name) {
+  if (value < 8 || value > 256 || value % 8 != 0)
+    invalid(string(name) + " is " + to_string(value) + "; it must be a multiple of 8 from 8 to 256");
+  return value;
+}
+
+/// Offset of the last element plus one, in elements; an error if it does not fit in memory.
+template <std::size_t rank>
+void check_reach(const char* name, const std::array<int64_t, rank>& shape, const std::array<int64_t, rank>& stride,
+                 int64_t bytes_each) {
+  __int128 reach = 1;
+  for (std::size_t i = 0; i < rank; ++i) reach += __int128(shape[i] - 1) * stride[i];
+  if (reach * bytes_each > (__int128(1) << 62)) invalid(string(name) + ": its strides reach beyond 2^62 bytes");
+}
+
+/// Zeroes strides that select nothing and refuses negative ones.
+template <std::size_t rank>
+std::array<int64_t, rank> check_strides(const char* name, const std::array<int64_t, rank>& shape, const int64_t* stride) {
+  std::array<int64_t, rank> result{};
+  for (std::size_t i = 0; i < rank; ++i) {
+    if (shape[i] <= 1) continue;
+    if (stride[i] < 0)
+      invalid(string(name) + ".stride[" + to_string(i) + "] is " + to_string(stride[i]) + "; negative strides are not allowed");
+    result[i] = stride[i];
+  }
+  return result;
+}
+
+void check_pointer(const char* name, const void* data, std::size_t alignment) {
+  if (data == nullptr) invalid(string(name) + " is null, but the tensor is not empty");
+  if (reinterpret_cast<std::uintptr_t>(data) % alignment != 0)
+    invalid(string(name) + " is not aligned to its element size of " + to_string(alignment) + " bytes");
+}
+
+TensorRef check_tensor(const char* name, const fa3_tensor& tensor, std::array<int64_t, 4> shape) {
+  TensorRef ref{tensor.data, shape, {}};
+  if (tensor.reserved != 0) invalid(string(name) + ".reserved is " + to_string(tensor.reserved) + "; it must be 0");
+  if (ref.empty()) return ref;
+  ref.stride = check_strides(name, shape, tensor.stride);
+  if (ref.stride[3] != 1)
+    invalid(string(name) + ".stride[3] is " + to_string(ref.stride[3]) + "; the last dimension must be contiguous (stride 1)");
+  check_pointer((string(name) + ".data").c_str(), tensor.data, element_bytes(fa3_dtype(tensor.dtype)));
+  check_reach(name, shape, ref.stride, int64_t(element_bytes(fa3_dtype(tensor.dtype))));
+  return ref;
+}
+
+template <std::size_t rank>
+ByteBox byte_box(const void* data, const std::array<int64_t, rank>& shape, const std::array<int64_t, rank>& stride,
+                 int64_t bytes_each) {
+  ByteBox box{reinterpret_cast<std::uintptr_t>(data), {}};
+  for (std::size_t i = 0; i < rank; ++i) box.dimensions.push_back({shape[i], stride[i] * bytes_each});
+  box.dimensions.push_back({bytes_each, 1});
+  return box;
+}
+
+/// Elements of an output must be distinct: sorted by stride, every dimension must step over all that lies inside it.
+template <std::size_t rank>
+void check_distinct(const char* name, std::array<int64_t, rank> shape, std::array<int64_t, rank> stride) {
+  std::array<std::size_t, rank> order;
+  for (std::size_t i = 0; i < rank; ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return stride[a] < stride[b]; });
+  int64_t inside = 1;  // elements from the first to the last of the dimensions seen so far
+  for (std::size_t i : order) {
+    if (shape[i] <= 1) continue;
+    if (stride[i] < inside)
+      invalid(string(name) + ".stride[" + to_string(i) + "] is " + to_string(stride[i]) +
+              "; elements of an output must not overlap, so it must be at least " + to_string(inside));
+    inside += (shape[i] - 1) * stride[i];
+  }
+}
+
+/// Whether `target` is a sum of multiples, terms[i].stride times something in [lowest, highest]; terms sorted by
+/// falling stride. `budget` bounds the search.
+struct Term {
+  int64_t stride, lowest, highest;
+};
+bool reachable(const std::vector<Term>& terms, std::size_t from, __int128 target, int& budget) {
+  if (--budget < 0) return true;
+  __int128 low = 0, high = 0;
+  for (std::size_t i = from; i < terms.size(); ++i) {
+    low += __int128(terms[i].stride) * terms[i].lowest;
+    high += __int128(terms[i].stride) * terms[i].highest;
+  }
+  if (target < low || target > high) return false;
+  if (from == terms.size()) return target == 0;
+  const Term& term = terms[from];
+  if (term.stride == 1) return true;  // the last term: every value between low and high occurs
+  // Only multiples that leave a rest the smaller strides can reach.
+  const __int128 rest_low = low - __int128(term.stride) * term.lowest, rest_high = high - __int128(term.stride) * term.highest;
+  const auto floor_div = [](__int128 a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); };
+  const __int128 first = std::max<__int128>(term.lowest, -floor_div(-(target - rest_high), term.stride));
+  const __int128 last = std::min<__int128>(term.highest, floor_div(target - rest_low, term.stride));
+  for (__int128 multiple = first; multiple <= last; ++multiple)
+    if (reachable(terms, from + 1, target - multiple * term.stride, budget)) return true;
+  return false;
+}
+
+}  // namespace
+
+bool bytes_overlap(const ByteBox& a, const ByteBox& b) {
+  // A shared byte: a.base + sum(i * stride) = b.base + sum(j * stride). Dimensions of equal stride act as one.
+  std::vector<Term> terms;
+  const auto add = [&](int64_t stride, int64_t lowest, int64_t highest) {
+    for (Term& term : terms) {
+      if (term.stride == stride) {
+        term.lowest += lowest;
+        term.highest += highest;
+        return;
+      }
+    }
+    terms.push_back({stride, lowest, highest});
+  };
+  for (const auto& [extent, stride] : a.dimensions)
+    if (extent > 1 && stride > 0) add(stride, 0, extent - 1);
+  for (const auto& [extent, stride] : b.dimensions)
+    if (extent > 1 && stride > 0) add(stride, -(extent - 1), 0);
+  std::sort(terms.begin(), terms.end(), [](const Term& x, const Term& y) { return x.stride > y.stride; });
+  int budget = 10000;
+  return reachable(terms, 0, __int128(b.base) - __int128(a.base), budget);
+}
+
+ForwardProblem check_forward(const fa3_forward_params* params) {
+  if (params == nullptr) invalid("params is null");
+  if (params->struct_size != sizeof(fa3_forward_params))
+    invalid("params.struct_size is " + to_string(params->struct_size) + "; this library expects sizeof(fa3_forward_params) = " +
+            to_string(sizeof(fa3_forward_params)));
+  if (params->api_version != FA3_API_VERSION)
+    invalid("params.api_version is " + to_string(params->api_version) + "; this library speaks version " +
+            to_string(FA3_API_VERSION));
+  if (params->device != FA3_DEVICE_CUDA && params->device != FA3_DEVICE_CPU)
+    invalid("device is " + to_string(params->device) + "; it must be FA3_DEVICE_CUDA (1) or FA3_DEVICE_CPU (2)");
+  if (params->causal != 0 && params->causal != 1)
+    invalid("causal is " + to_string(params->causal) + "; it must be 0 or 1");
+
+  ForwardProblem p;
+  p.batch = non_negative(params->batch, "batch");
+  p.heads = positive(params->heads, "heads");
+  p.kv_heads = positive(params->kv_heads, "kv_heads");
+  if (p.heads % p.kv_heads != 0)
+    invalid("heads is " + to_string(p.heads) + "; it must be a multiple of kv_heads = " + to_string(p.kv_heads));
+  p.seqlen_q = non_negative(params->seqlen_q, "seqlen_q");
+  p.seqlen_k = non_negative(params->seqlen_k, "seqlen_k");
+  p.d = head_dim(params->d, "d");
+  p.d_v = head_dim(params->d_v, "d_v");
+  p.causal = params->causal == 1;
+  // Extents that could overflow a product of sizes; far beyond any memory.
+  for (const auto& [extent, name] : {std::pair{p.batch, "batch"}, {p.heads, "heads"}, {p.seqlen_q, "seqlen_q"},
+                                     {p.seqlen_k, "seqlen_k"}})
+    if (extent > (int64_t(1) << 31) - 1) invalid(string(name) + " is " + to_string(extent) + "; it must be below 2^31");
+
+  const std::pair<const char*, const fa3_tensor*> tensors[] = {
+      {"q", &params->q}, {"k", &params->k}, {"v", &params->v}, {"o", &params->o}};
+  for (const auto& [name, tensor] : tensors) {
+    if (!known_dtype(tensor->dtype))
+      invalid(string(name) + ".dtype is " + to_string(tensor->dtype) + "; it must be FA3_F16 (1), FA3_BF16 (2) or FA3_F32 (4)");
+    if (tensor->dtype != params->q.dtype)
+      invalid(string(name) + ".dtype is " + to_string(tensor->dtype) + ", but q.dtype is " + to_string(params->q.dtype) +
+              "; q, k, v and o must have one dtype");
+  }
+  p.dtype = fa3_dtype(params->q.dtype);
+  if (p.dtype == FA3_F32 && params->device == FA3_DEVICE_CUDA)
+    throw Error(FA3_NOT_SUPPORTED, "q.dtype is FA3_F32 (4); on cuda it must be FA3_F16 (1) or FA3_BF16 (2)");
+
+  p.q = check_tensor("q", params->q, {p.batch, p.seqlen_q, p.heads, p.d});
+  p.k = check_tensor("k", params->k, {p.batch, p.seqlen_k, p.kv_heads, p.d});
+  p.v = check_tensor("v", params->v, {p.batch, p.seqlen_k, p.kv_heads, p.d_v});
+  p.o = check_tensor("o", params->o, {p.batch, p.seqlen_q, p.heads, p.d_v});
+  const int64_t bytes_each = int64_t(element_bytes(p.dtype));
+  const std::array<int64_t, 3> lse_shape = {p.batch, p.heads, p.seqlen_q};
+  if (!p.o.empty()) {
+    check_distinct("o", p.o.shape, p.o.stride);
+    if (params->lse != nullptr) {
+      check_pointer("lse", params->lse, sizeof(float));
+      p.lse = params->lse;
+      p.lse_stride = check_strides("lse", lse_shape, params->lse_stride);
+      check_reach("lse", lse_shape, p.lse_stride, sizeof(float));
+      check_distinct("lse", lse_shape, p.lse_stride);
+    }
+    std::vector<std::pair<const char*, ByteBox>> outputs = {{"o", byte_box(p.o.data, p.o.shape, p.o.stride, bytes_each)}};
+    if (p.lse) outputs.push_back({"lse", byte_box(p.lse, lse_shape, p.lse_stride, sizeof(float))});
+    for (const auto& [output_name, output] : outputs)
+      for (const auto& [name, tensor] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}})
+        if (!tensor->empty() && bytes_overlap(output, byte_box(tensor->data, tensor->shape, tensor->stride, bytes_each)))
+          invalid(string(output_name) + " overlaps " + name + " in memory; an output must not share bytes with an input");
+    if (p.lse && bytes_overlap(outputs[0].second, outputs[1].second))
+      invalid("lse overlaps o in memory; outputs must not share bytes");
+  }
+
+  if (params->softmax_scale_set != 0 && params->softmax_scale_set != 1)
+    invalid("softmax_scale_set is " + to_string(params->softmax_scale_set) + "; it must be 0 or 1");
+  p.softmax_scale = params->softmax_scale_set ? params->softmax_scale : float(1.0 / std::sqrt(double(p.d)));
+  if (!std::isfinite(p.softmax_scale)) invalid("softmax_scale is " + to_string(p.softmax_scale) + "; it must be finite");
+  return p;
+}
+
+void check_capability(int major, int minor, const char* name) {
+  if (major == 9 && minor == 0) return;
+  throw Error(FA3_NO_DEVICE, string(name) + " has compute capability " + to_string(major) + "." + to_string(minor) +
+                                 "; fa3's kernels need a Hopper GPU (compute capability 9.0: H100, H200, GH200). Use the cpu device here");
+}
+
+}  // namespace fa3::api

@@ -1,0 +1,39 @@
+// The compile-time choices of one forward kernel. A value is here only if it sizes a register array or a shared-memory tile, is an
+// instruction immediate, or selects another instruction order; everything else is runtime data (ForwardArguments).
+#pragma once
+
+#include "hopper/element.hpp"
+
+namespace fa3::attention {
+
+/// Who may issue GEMMs when (paper, section 3.1).
+enum class Turns : unsigned char {
+  free_running,  // every consumer warpgroup when it likes
+  gemm           // ping-pong: in turn, so that one's softmax runs under the others' GEMMs
+};
+
+struct ForwardConfig {
+  hopper::Element element;
+  int d;            // features of Q and K, padded to a multiple of 64
+  int d_v;          // features of V and O, likewise
+  int tile_q;       // B_r: query rows of a CTA, 64 per consumer warpgroup
+  int tile_kv;      // B_c: keys of a block, a multiple of 16
+  int stages;       // depth of the K/V ring
+  int q_buffers;    // 2: the next tile's Q is loaded under this tile
+  bool o_over_q;    // O is staged in Q's buffer (frees shared memory), else in its own
+  Turns turns;
+
+  constexpr int consumer_warpgroups() const { return tile_q / 64; }
+  constexpr int threads() const { return 128 * (1 + consumer_warpgroups()); }
+  // Registers per thread after the hand-over; their sum over the warpgroups is what the launch allocates:
+  // 168 x 384 = 40 x 128 + 232 x 256, 128 x 512 = 32 x 128 + 160 x 384.
+  constexpr int producer_registers() const { return consumer_warpgroups() == 2 ? 40 : 32; }
+  constexpr int consumer_registers() const { return consumer_warpgroups() == 2 ? 232 : 160; }
+
+  constexpr bool valid() const {
+    return d % 64 == 0 && d_v % 64 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) && tile_kv % 16 == 0 &&
+           tile_kv <= 128 && stages >= 2 && q_buffers >= 1 && (!o_over_q || d_v <= d);
+  }
+};
+
+}  // namespace fa3::attention

@@ -1,0 +1,106 @@
+// Online softmax of the two accumulator rows a thread holds (FlashAttention-3, Algorithm 1, lines for m and l), in base 2.
+#pragma once
+
+#include "attention/arguments.hpp"
+#include "hopper/hopper.hpp"
+
+namespace fa3::attention {
+inline namespace HOPPER_BACKEND {
+
+/// What O and l of earlier blocks have to be multiplied by, per row.
+struct Rescale {
+  float factor[2];
+};
+
+/// Running state of rows r = 0, 1 of this thread: max m and sum l of P over the blocks seen.
+///
+/// P = 2^(S * scale - m) is one FFMA and one EX2 per element if m is the rounded product max * scale. Its rounding error is common
+/// to the row and cancels in O = P V / l, unless m is so large that the error itself leaves the range of exp2 (m > 2^27: an
+/// ulp is 16). There S has lost everything but its order, and the row uses a power of two as scale: products are exact, the
+/// largest element gets weight 1 and the others, at least an ulp away, next to nothing.
+class OnlineSoftmax {
+ public:
+  HOPPER_FUNCTION explicit OnlineSoftmax(const Scale& scale) : scale_(scale) {}
+
+  /// S [64 x columns] becomes P (still f32); m and l take the block in. Returns the factor for O.
+  template <int columns>
+  HOPPER_FUNCTION Rescale update(hopper::Accumulator<columns>& s) {
+    Rescale rescale;
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      float block_max = s.value[2 * r];
+      HOPPER_UNROLL
+      for (int j = 0; j < columns / 8; ++j) {
+        block_max = hopper::maximum(block_max, s.value[4 * j + 2 * r]);
+        block_max = hopper::maximum(block_max, s.value[4 * j + 2 * r + 1]);
+      }
+      block_max = hopper::quad_max(block_max);
+      const float candidate = block_max * scale_.scale_log2;
+      const float m = hopper::maximum(m_[r], saturates(candidate) ? block_max * scale_.power_of_two : candidate);
+      const float scale = row_scale(m);
+      // A row that has seen no key yet (m = -inf) must give P = 0, not exp2(-inf + inf).
+      const float finite_m = m == minus_infinity ? 0.0f : m;
+      rescale.factor[r] = hopper::exp2(m_[r] - finite_m);
+      m_[r] = m;
+      float sum = 0;
+      HOPPER_UNROLL
+      for (int j = 0; j < columns / 8; ++j) {
+        HOPPER_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          float& x = s.value[4 * j + 2 * r + e];
+          x = hopper::exp2(x * scale - finite_m);
+          sum += x;
+        }
+      }
+      l_[r] = l_[r] * rescale.factor[r] + sum;
+    }
+    return rescale;
+  }
+
+  /// After the last block: l summed over the quad. Factor that normalises O (0 for a row without keys), and the row's LSE.
+  struct Row {
+    float normalise, lse;
+  };
+  HOPPER_FUNCTION Row finish(int r) const {
+    constexpr float ln_2 = 0.693147180559945f;
+    const float l = hopper::quad_sum(l_[r]);
+    if (l == 0.0f) return {0.0f, minus_infinity};
+    const float true_m = m_[r] * (scale_.scale_log2 / row_scale(m_[r]));
+    return {1.0f / l, (true_m + hopper::log2(l)) * ln_2};
+  }
+
+ private:
+  static constexpr float minus_infinity = -__builtin_inff();
+
+  HOPPER_FUNCTION static bool saturates(float m) { return m > 0x1p27f || m < -0x1p27f; }
+  HOPPER_FUNCTION float row_scale(float m) const {
+    return saturates(m) && m != minus_infinity ? scale_.power_of_two : scale_.scale_log2;
+  }
+
+  const Scale& scale_;
+  float m_[2] = {minus_infinity, minus_infinity};
+  float l_[2] = {0.0f, 0.0f};
+};
+
+/// O *= factor, row by row.
+template <int columns>
+HOPPER_FUNCTION void rescale_rows(hopper::Accumulator<columns>& o, const Rescale& rescale) {
+  HOPPER_UNROLL
+  for (int j = 0; j < columns / 8; ++j) {
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      o.value[4 * j + 2 * r] *= rescale.factor[r];
+      o.value[4 * j + 2 * r + 1] *= rescale.factor[r];
+    }
+  }
+}
+
+/// P in 16 bits, as the A operand of P V: an accumulator's layout is already that of the operand.
+template <hopper::Element element, int columns>
+HOPPER_FUNCTION void convert(hopper::OperandA<columns>& p, const hopper::Accumulator<columns>& s) {
+  HOPPER_UNROLL
+  for (int i = 0; i < columns / 4; ++i) p.value[i] = hopper::pack2<element>(s.value[2 * i], s.value[2 * i + 1]);
+}
+
+}  // namespace HOPPER_BACKEND
+}  // namespace fa3::attention

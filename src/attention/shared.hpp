@@ -1,0 +1,81 @@
+// The CTA's shared memory: tiles, barriers, and who does what to each barrier.
+#pragma once
+
+#include "attention/config.hpp"
+#include "attention/tile_order.hpp"
+#include "hopper/hopper.hpp"
+
+namespace fa3::attention {
+inline namespace HOPPER_BACKEND {
+
+/// Position in a ring of `length` buffers, and the parity of the round.
+template <int length>
+struct Cursor {
+  int stage = 0;
+  int phase = 0;
+
+  HOPPER_FUNCTION void operator++() {
+    if (++stage == length) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+/// The ledger. A waiter of a "full" barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh barrier grants.
+///
+///   barrier     arrivals per phase          waiter      meaning
+///   q_full      1 + bytes (producer)        consumers   the tile's Q and its Tile record have landed
+///   q_empty     1 per consumer warp         producer    Q, its Tile record and an O staged over it may be overwritten
+///   k_full      1 + bytes (producer)        consumers   K block of this stage has landed; v_full likewise
+///   k_empty     1 per consumer warp         producer    this stage's K block may be overwritten; v_empty likewise
+///   turn[w]     named, two warpgroups       warpgroup w it is w's turn to issue GEMMs
+///   rows[w]     named, warpgroup w          warpgroup w all of w is done with Q (only where O is staged over it)
+template <ForwardConfig config>
+struct Shared {
+  static constexpr int consumer_warps = 4 * config.consumer_warpgroups();
+  using QTile = hopper::SharedTile<config.tile_q, config.d>;
+  using KTile = hopper::SharedTile<config.tile_kv, config.d>;
+  using VTile = hopper::SharedTile<config.tile_kv, config.d_v>;
+  using OTile = hopper::SharedTile<config.tile_q, config.d_v>;
+  struct Nothing {};
+
+  QTile q[config.q_buffers];
+  KTile k[config.stages];
+  VTile v[config.stages];
+  [[no_unique_address]] std::conditional_t<config.o_over_q, Nothing, OTile> own_o;
+  hopper::Mbarrier q_full[config.q_buffers], q_empty[config.q_buffers];
+  hopper::Mbarrier k_full[config.stages], k_empty[config.stages];
+  hopper::Mbarrier v_full[config.stages], v_empty[config.stages];
+  Tile tile[config.q_buffers];
+
+  /// By one thread, before the roles split.
+  HOPPER_FUNCTION void init_barriers() {
+    for (int i = 0; i < config.q_buffers; ++i) {
+      q_full[i].init(1);
+      q_empty[i].init(consumer_warps);
+    }
+    for (int i = 0; i < config.stages; ++i) {
+      k_full[i].init(1);
+      v_full[i].init(1);
+      k_empty[i].init(consumer_warps);
+      v_empty[i].init(consumer_warps);
+    }
+    hopper::fence_barrier_init();
+  }
+
+  /// Where O of the tile in Q buffer `buffer` is staged.
+  HOPPER_FUNCTION OTile& o(int buffer) {
+    if constexpr (config.o_over_q) {
+      return reinterpret_cast<OTile&>(q[buffer]);
+    } else {
+      return own_o;
+    }
+  }
+
+  HOPPER_FUNCTION static hopper::NamedBarrier turn(int warpgroup) { return {1 + warpgroup, 2 * hopper::warpgroup_threads}; }
+  HOPPER_FUNCTION static hopper::NamedBarrier rows(int warpgroup) { return {4 + warpgroup, hopper::warpgroup_threads}; }
+};
+
+}  // namespace HOPPER_BACKEND
+}  // namespace fa3::attention

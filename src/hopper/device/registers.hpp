@@ -1,0 +1,17 @@
+#pragma once
+
+namespace fa3::hopper::inline device {
+
+template <int count>
+__device__ __forceinline__ void release_registers() {
+  static_assert(count % 8 == 0 && count >= 24 && count <= 256);
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+template <int count>
+__device__ __forceinline__ void claim_registers() {
+  static_assert(count % 8 == 0 && count >= 24 && count <= 256);
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+}  // namespace fa3::hopper::inline device

@@ -1,0 +1,30 @@
+// Arithmetic of the special-function unit, reductions over the four threads that share a row, conversion to 16 bits.
+#pragma once
+
+#include <cstdint>
+
+#include "hopper/backend.hpp"
+#include "hopper/element.hpp"
+
+namespace fa3::hopper {
+inline namespace HOPPER_BACKEND {
+
+/// 2^x, relative error 2^-22, exp2(-inf) = 0. PTX: ex2.approx.ftz.f32.
+HOPPER_FUNCTION float exp2(float x);
+/// log2(x). PTX: lg2.approx.ftz.f32.
+HOPPER_FUNCTION float log2(float x);
+/// Maximum that ignores a NaN operand. PTX: max.f32.
+HOPPER_FUNCTION float maximum(float a, float b);
+/// Over the four threads of a quad (lanes 4i..4i+3), which hold one accumulator row; all four get the result.
+HOPPER_FUNCTION float quad_max(float x);
+HOPPER_FUNCTION float quad_sum(float x);
+/// Two elements rounded to nearest even; `low` in bits 0-15. PTX: cvt.rn.{f16x2,bf16x2}.f32.
+template <Element element>
+HOPPER_FUNCTION std::uint32_t pack2(float low, float high);
+/// Old value; device-wide atomic.
+HOPPER_FUNCTION unsigned atomic_add(unsigned* address, unsigned value);
+
+}  // namespace HOPPER_BACKEND
+}  // namespace fa3::hopper
+
+#include "hopper/device/math.hpp"

@@ -1,0 +1,34 @@
+// Tensor copies between global and shared memory by the TMA unit. PTX ISA, "cp.async.bulk.tensor".
+#pragma once
+
+#include "hopper/backend.hpp"
+#include "hopper/mbarrier.hpp"
+#include "hopper/shared_tile.hpp"
+#include "hopper/tensor_map.hpp"
+
+namespace fa3::hopper {
+inline namespace HOPPER_BACKEND {
+
+/// Fetches the map into the descriptor cache; one thread.
+HOPPER_FUNCTION void prefetch(const TensorMap& map);
+
+/// Starts loading a whole tile; one thread. `at` is the tile's first element, the map's box must have `rows` rows.
+/// All rows * columns * 2 bytes, zeros included, count on `barrier`.
+template <int rows, int columns>
+HOPPER_FUNCTION void load_tile(SharedTile<rows, columns>& tile, const TensorMap& map, Coordinates at, Mbarrier& barrier);
+
+/// Starts storing rows [first_row, first_row + box rows of the map) of a tile to `at`; one thread, after fence_async_shared()
+/// by those who wrote them. Rows and columns outside the tensor are dropped. Belongs to this thread's open store group.
+template <int rows, int columns>
+HOPPER_FUNCTION void store_rows(const TensorMap& map, Coordinates at, const SharedTile<rows, columns>& tile, int first_row);
+
+/// Closes this thread's store group.
+HOPPER_FUNCTION void store_commit();
+/// Waits until all but the latest `pending` store groups of this thread have read their shared memory.
+template <int pending>
+HOPPER_FUNCTION void store_wait_read();
+
+}  // namespace HOPPER_BACKEND
+}  // namespace fa3::hopper
+
+#include "hopper/device/tma.hpp"

@@ -1,0 +1,55 @@
+// THE table of kernels. One line per row; CMake makes one source file of each, and dispatch, tests, benchmarks and `fa3 info` read
+// it. A new head dim is a new line. Plain C++.
+#pragma once
+
+#include <iterator>
+
+#include "attention/config.hpp"
+#include "problem.hpp"
+
+namespace fa3::kernels {
+
+using attention::ForwardConfig;
+using attention::Turns;
+using hopper::Element;
+
+struct ForwardRow {
+  const char* name;
+  ForwardConfig config;
+};
+
+// Rows of one type stand in the order of their head dims: dispatch takes the first that is large enough.
+// Why 80 keys at d = 256: S and O take 40 + 128 registers of the 240, and two stages of K and V fit beside Q.
+inline constexpr ForwardRow forward_rows[] = {
+    // name       element          d    d_v  tile_q tile_kv stages q_buffers o_over_q turns
+    {"f16_d64",   {Element::f16,   64,  64,  192,   128,    4,     2,        false,   Turns::gemm}},
+    {"f16_d128",  {Element::f16,   128, 128, 128,   128,    2,     2,        false,   Turns::gemm}},
+    {"f16_d256",  {Element::f16,   256, 256, 128,   80,     2,     1,        true,    Turns::gemm}},
+    {"bf16_d64",  {Element::bf16,  64,  64,  192,   128,    4,     2,        false,   Turns::gemm}},
+    {"bf16_d128", {Element::bf16,  128, 128, 128,   128,    2,     2,        false,   Turns::gemm}},
+    {"bf16_d256", {Element::bf16,  256, 256, 128,   80,     2,     1,        true,    Turns::gemm}},
+};
+inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));
+
+constexpr bool all_valid() {
+  for (const ForwardRow& row : forward_rows)
+    if (!row.config.valid()) return false;
+  return true;
+}
+static_assert(all_valid());
+
+/// Index of the row for this type and these head dims; features up to the row's are padded with zeros by TMA. -1: none.
+constexpr int select_forward_row(fa3_dtype dtype, std::int64_t d, std::int64_t d_v) {
+  for (int i = 0; i < forward_row_count; ++i) {
+    const ForwardConfig& c = forward_rows[i].config;
+    if ((c.element == Element::f16 ? FA3_F16 : FA3_BF16) == dtype && d <= c.d && d_v <= c.d_v) return i;
+  }
+  return -1;
+}
+
+/// Bytes of the tiles in shared memory; barriers add less than a kilobyte.
+constexpr int shared_tile_bytes(const ForwardConfig& c) {
+  return 2 * (c.q_buffers * c.tile_q * c.d + c.stages * c.tile_kv * (c.d + c.d_v) + (c.o_over_q ? 0 : c.tile_q * c.d_v));
+}
+
+}  // namespace fa3::kernels

@@ -1,0 +1,16 @@
+// A compiled kernel as the launcher sees it.
+#pragma once
+
+namespace fa3::kernels {
+
+struct ForwardKernel {
+  const void* function;  // for cudaLaunchKernelExC
+  int threads;
+  int shared_bytes;
+};
+
+/// The kernel of a row of forward_rows; defined in the row's own source file.
+template <int row>
+ForwardKernel forward_kernel_of_row();
+
+}  // namespace fa3::kernels

@@ -1,0 +1,85 @@
+#include "kernels/plan.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "error.hpp"
+#include "kernels/configs.hpp"
+
+namespace fa3::kernels {
+namespace {
+
+constexpr std::size_t alignment = 256;
+constexpr std::int64_t bytes_each = 2;  // every type with kernels has 16 bits
+
+std::size_t align(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+
+/// A dense tensor of the same elements; dimensions that repeat (stride 0 over heads or batch) stay repeated.
+TensorRef packed_like(const TensorRef& tensor, std::size_t& bytes) {
+  TensorRef packed{nullptr, tensor.shape, {}};
+  std::int64_t next = 1;
+  for (const int i : {3, 2, 1, 0}) {
+    const bool repeated = (i == 0 || i == 2) && tensor.stride[i] == 0;
+    packed.stride[i] = repeated || tensor.shape[i] <= 1 ? 0 : next;
+    if (packed.stride[i] != 0) next *= tensor.shape[i];
+  }
+  bytes = std::size_t(next * bytes_each);
+  return packed;
+}
+
+StagedTensor stage(const TensorRef& tensor, std::size_t& workspace_bytes) {
+  StagedTensor staged{tensor, false, 0};
+  if (tensor.empty() || tma_can_address(tensor)) return staged;
+  std::size_t bytes = 0;
+  staged.tensor = packed_like(tensor, bytes);
+  staged.copied = true;
+  staged.offset = workspace_bytes;
+  workspace_bytes += align(bytes);
+  return staged;
+}
+
+}  // namespace
+
+bool tma_can_address(const TensorRef& tensor) {
+  if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) return false;
+  // Dimensions that step, from the smallest stride: each must step over what lies inside it.
+  std::array<int, 3> order = {0, 1, 2};
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return tensor.stride[a] < tensor.stride[b]; });
+  std::int64_t inside = tensor.shape[3];
+  for (const int i : order) {
+    if (tensor.shape[i] <= 1) continue;
+    const std::int64_t stride = tensor.stride[i];
+    if (stride == 0 && i != 1) continue;
+    if (stride < inside || stride * bytes_each % 16 != 0 || stride * bytes_each >= std::int64_t(1) << 40) return false;
+    inside += (tensor.shape[i] - 1) * stride;
+  }
+  return true;
+}
+
+ForwardPlan plan_forward(const ForwardProblem& problem) {
+  ForwardPlan plan;
+  plan.row = select_forward_row(problem.dtype, problem.d, problem.d_v);
+  if (plan.row < 0)
+    throw Error(FA3_NOT_SUPPORTED, "no kernel for this dtype with d = " + std::to_string(problem.d) +
+                                       ", d_v = " + std::to_string(problem.d_v));
+  const std::int64_t tile_q = forward_rows[plan.row].config.tile_q;
+  const std::int64_t longest = (std::int64_t(1) << 31) - 1024;
+  for (const auto& [length, name] : {std::pair{problem.seqlen_q, "seqlen_q"}, {problem.seqlen_k, "seqlen_k"}})
+    if (length > longest)
+      throw Error(FA3_NOT_SUPPORTED, std::string(name) + " is " + std::to_string(length) + "; on cuda it must be at most " +
+                                         std::to_string(longest));
+  // seqlen_q <= 2^31, so the product fits unless batch * heads is out of all proportion.
+  const std::int64_t q_tiles = (problem.seqlen_q + tile_q - 1) / tile_q;
+  const __int128 tiles = __int128(q_tiles) * problem.heads * problem.batch;
+  if (tiles > (std::int64_t(1) << 30))
+    throw Error(FA3_NOT_SUPPORTED, "batch * heads * ceil(seqlen_q / " + std::to_string(tile_q) + ") exceeds 2^30 tiles");
+
+  plan.workspace_bytes = align(sizeof(unsigned));
+  plan.q = stage(problem.q, plan.workspace_bytes);
+  plan.k = stage(problem.k, plan.workspace_bytes);
+  plan.v = stage(problem.v, plan.workspace_bytes);
+  plan.o = stage(problem.o, plan.workspace_bytes);
+  return plan;
+}
+
+}  // namespace fa3::kernels

@@ -1,0 +1,31 @@
+// What a forward pass on the GPU will do, decided on the host from the problem alone: the row, and which tensors TMA cannot
+// address and are therefore copied through the workspace.
+#pragma once
+
+#include <cstddef>
+
+#include "problem.hpp"
+
+namespace fa3::kernels {
+
+/// A tensor as the kernel sees it.
+struct StagedTensor {
+  TensorRef tensor;         // data is null if copied: it lies in the workspace then
+  bool copied = false;
+  std::size_t offset = 0;   // of the copy in the workspace, bytes
+};
+
+struct ForwardPlan {
+  int row = 0;  // of forward_rows
+  StagedTensor q, k, v, o;
+  std::size_t workspace_bytes = 0;  // the scheduler's counter in the first bytes, then the copies
+};
+
+/// Throws Error(FA3_NOT_SUPPORTED) if no kernel fits.
+ForwardPlan plan_forward(const ForwardProblem& problem);
+
+/// Whether a tensor map can describe the tensor: 16-byte aligned base and strides below 2^40 bytes, no overlap except
+/// repetition (stride 0) over heads or batch.
+bool tma_can_address(const TensorRef& tensor);
+
+}  // namespace fa3::kernels
