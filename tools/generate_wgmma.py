@@ -25,11 +25,6 @@ HEADER = """// wgmma.mma_async.sync.aligned.m64nNk16.f32.T.T, one class per oper
 #include "hopper/element.hpp"
 
 namespace fa3::hopper::inline device {
-
-template <Element element, int columns>
-struct WgmmaSS;
-template <Element element, int columns>
-struct WgmmaRS;
 """
 
 

@@ -111,6 +111,8 @@ inline Status forward_params(const ConstTensor& q, const ConstTensor& k, const C
     if (Status s = expect(*lse, "lse", std::array<std::int64_t, 3>{batch, heads, seqlen_q}, "[batch, heads, seqlen_q]"); !s)
       return s;
     if (Status s = same_device(lse->device, "lse"); !s) return s;
+    if (lse->data == nullptr && batch > 0 && heads > 0 && seqlen_q > 0)
+      return Status(FA3_INVALID_ARGUMENT, "lse.data is null, but the tensor is not empty; leave lse out if it is not wanted");
     params.lse = static_cast<float*>(lse->data);
     for (std::size_t i = 0; i < 3; ++i) params.lse_stride[i] = lse->stride[i];
   }

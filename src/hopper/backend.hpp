@@ -1,6 +1,7 @@
 // Which body of the layer this translation unit is compiled against. The headers of this folder declare the machine's
-// mechanisms, one each, and document them; device/ implements them in PTX. A second body under another name needs nothing but
-// its own folder: kernel source (src/attention) opens the same inline namespace and contains no CUDA keyword.
+// mechanisms, one each, document them, and hold what is the same everywhere; the body's folder implements the rest:
+// device/ in PTX, for nvcc. Kernel source (src/attention) opens the same inline namespace and contains no CUDA keyword, so a
+// second body needs nothing but its own folder and a branch here.
 #pragma once
 
 #if defined(__CUDACC__)
@@ -11,3 +12,9 @@
 #else
 #error "fa3/hopper: this compiler has no body of the layer; compile with nvcc"
 #endif
+
+#define HOPPER_STRING(text) #text
+#define HOPPER_PATH(folder, file) HOPPER_STRING(hopper/folder/file)
+#define HOPPER_EXPAND(folder, file) HOPPER_PATH(folder, file)
+// #include HOPPER_BODY(tma.hpp): the body's part of a header.
+#define HOPPER_BODY(file) HOPPER_EXPAND(HOPPER_BACKEND, file)

@@ -14,4 +14,4 @@ HOPPER_FUNCTION void fence_async_shared();
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper
 
-#include "hopper/device/fence.hpp"
+#include HOPPER_BODY(fence.hpp)

@@ -1,6 +1,7 @@
 // The machine: everything the algorithm in src/attention may use. docs/hopper.md has the overview.
 #pragma once
 
+#include "hopper/address.hpp"
 #include "hopper/backend.hpp"
 #include "hopper/element.hpp"
 #include "hopper/fence.hpp"

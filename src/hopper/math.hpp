@@ -27,4 +27,4 @@ HOPPER_FUNCTION unsigned atomic_add(unsigned* address, unsigned value);
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper
 
-#include "hopper/device/math.hpp"
+#include HOPPER_BODY(math.hpp)

@@ -3,19 +3,29 @@
 
 #include <cstdint>
 
+#include "hopper/address.hpp"
 #include "hopper/backend.hpp"
 #include "hopper/shared_tile.hpp"
+#include "hopper/thread.hpp"
 
 namespace fa3::hopper {
 inline namespace HOPPER_BACKEND {
 
+/// The warp stores four 8 x 8 matrices of 16-bit elements. Lane t holds elements (t / 4, 2 (t % 4) + {0, 1}) of each, and gives the
+/// address of row t % 8 (16 bytes, aligned) of matrix t / 8. stmatrix.x4.
+HOPPER_FUNCTION void stmatrix_x4(std::uint32_t address, const std::uint32_t (&fragment)[4]);
+
 /// The warp stores a 16 x 16 block of 16-bit elements to rows [row, row + 16), columns [column, column + 16) of the tile.
-/// fragment[0..3]: the 8 x 8 quarters top left, bottom left, top right, bottom right; in each, lane t holds elements
-/// (t / 4, 2 (t % 4) + {0, 1}). That is one k16 step of a wgmma A operand, and a packed accumulator has the same order.
+/// fragment[0..3]: the quarters top left, bottom left, top right, bottom right. That is one k16 step of a wgmma A operand, and a
+/// packed accumulator has the same order.
 template <int rows, int columns>
-HOPPER_FUNCTION void store_matrix(SharedTile<rows, columns>& tile, int row, int column, const std::uint32_t (&fragment)[4]);
+HOPPER_FUNCTION void store_matrix(SharedTile<rows, columns>& tile, int row, int column, const std::uint32_t (&fragment)[4]) {
+  const int my_row = row + lane() % 16;
+  const int my_chunk = column / 8 + lane() / 16;
+  stmatrix_x4(shared_address(&tile) + SharedTile<rows, columns>::chunk_offset(my_row, my_chunk), fragment);
+}
 
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper
 
-#include "hopper/device/matrix_move.hpp"
+#include HOPPER_BODY(matrix_move.hpp)

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "hopper/address.hpp"
 #include "hopper/backend.hpp"
 
 namespace fa3::hopper {
@@ -28,4 +29,4 @@ struct Mbarrier {
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper
 
-#include "hopper/device/mbarrier.hpp"
+#include HOPPER_BODY(mbarrier.hpp)

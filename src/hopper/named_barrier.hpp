@@ -20,4 +20,4 @@ struct NamedBarrier {
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper
 
-#include "hopper/device/named_barrier.hpp"
+#include HOPPER_BODY(named_barrier.hpp)

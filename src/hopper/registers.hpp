@@ -16,4 +16,4 @@ HOPPER_FUNCTION void claim_registers();
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper
 
-#include "hopper/device/registers.hpp"
+#include HOPPER_BODY(registers.hpp)

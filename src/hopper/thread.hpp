@@ -27,4 +27,4 @@ HOPPER_FUNCTION void warp_sync();
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper
 
-#include "hopper/device/thread.hpp"
+#include HOPPER_BODY(thread.hpp)

@@ -3,12 +3,12 @@
 
 #include <cstdint>
 
+#include "hopper/address.hpp"
 #include "hopper/backend.hpp"
 #include "hopper/element.hpp"
 #include "hopper/shared_tile.hpp"
 
 namespace fa3::hopper {
-inline namespace HOPPER_BACKEND {
 
 /// f32 accumulator of 64 x columns, spread over the warpgroup's 128 threads. Thread t holds rows
 /// 16 (t / 32) + (t % 32) / 4 + 8 r (r = 0, 1) and columns 8 j + 2 (t % 4) + e (e = 0, 1) as value[4 j + 2 r + e].
@@ -25,19 +25,29 @@ struct OperandA {
   std::uint32_t value[columns / 4];
 };
 
-/// Issues acc = A B^T over rows [first_row, first_row + 64) of `a` [.. x depth] and all of `b` [columns x depth].
-/// Everything named is in use until a wgmma_wait that retires the group.
-template <Element element, int a_rows, int depth, int columns>
-HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const SharedTile<a_rows, depth>& a, int first_row,
-                               const SharedTile<columns, depth>& b);
+inline namespace HOPPER_BACKEND {
 
-/// Issues acc += A B with A [64 x depth] in registers and `b` [depth x columns].
-template <Element element, int depth, int columns>
-HOPPER_FUNCTION void issue_ab(Accumulator<columns>& acc, const OperandA<depth>& a, const SharedTile<depth, columns>& b);
+/// Shared-memory matrix descriptor, 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0-13 address / 16,
+/// 16-29 leading offset / 16, 32-45 stride offset / 16, 62-63 swizzle mode (1: 128 bytes).
+/// `stride_bytes`: from one group of eight rows to the next. `leading_bytes`: from one panel of 64 columns to the next, used only
+/// where the operand's contiguous dimension is not the product's depth (V).
+HOPPER_FUNCTION std::uint64_t descriptor(std::uint32_t address, int leading_bytes, int stride_bytes) {
+  return std::uint64_t((address & 0x3ffffu) >> 4) | std::uint64_t(leading_bytes >> 4) << 16 |
+         std::uint64_t(stride_bytes >> 4) << 32 | std::uint64_t(1) << 62;
+}
 
+/// One m64nNk16 instruction, N = columns. WgmmaSS<element, columns>::issue<accumulate>(d, a, b): D (+)= A B^T, both operands by
+/// descriptor, contiguous along the depth. WgmmaRS<element, columns>::issue(d, a, b): D += A B, A in four registers, B by descriptor,
+/// contiguous along the columns. `d` is an accumulator's value array.
+template <Element element, int columns>
+struct WgmmaSS;
+template <Element element, int columns>
+struct WgmmaRS;
+
+/// Orders earlier register accesses before the products; needed before the first of a group.
+HOPPER_FUNCTION void wgmma_fence();
 /// Closes the group of products issued since the last commit.
 HOPPER_FUNCTION void wgmma_commit();
-
 /// Waits until at most `pending` groups are in flight; the accumulators named may then be read.
 template <int pending, class... Accumulators>
 HOPPER_FUNCTION void wgmma_wait(Accumulators&... readable);
@@ -45,4 +55,47 @@ HOPPER_FUNCTION void wgmma_wait(Accumulators&... readable);
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper
 
-#include "hopper/device/wgmma.hpp"
+#include HOPPER_BODY(wgmma.hpp)
+
+namespace fa3::hopper {
+inline namespace HOPPER_BACKEND {
+
+/// Issues acc = A B^T over rows [first_row, first_row + 64) of `a` [.. x depth] and all of `b` [columns x depth].
+/// Everything named is in use until a wgmma_wait that retires the group.
+template <Element element, int a_rows, int depth, int columns>
+HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const SharedTile<a_rows, depth>& a, int first_row,
+                               const SharedTile<columns, depth>& b) {
+  using A = SharedTile<a_rows, depth>;
+  using B = SharedTile<columns, depth>;
+  const std::uint32_t a_address = shared_address(&a) + first_row * A::row_bytes;
+  const std::uint32_t b_address = shared_address(&b);
+  constexpr int eight_rows = 8 * A::row_bytes;
+  wgmma_fence();
+  HOPPER_UNROLL
+  for (int k = 0; k < depth; k += 16) {
+    const int panel = k / A::panel_columns, within = 2 * (k % A::panel_columns);
+    const std::uint64_t a_matrix = descriptor(a_address + panel * A::panel_bytes + within, 16, eight_rows);
+    const std::uint64_t b_matrix = descriptor(b_address + panel * B::panel_bytes + within, 16, eight_rows);
+    if (k == 0) {
+      WgmmaSS<element, columns>::template issue<0>(acc.value, a_matrix, b_matrix);
+    } else {
+      WgmmaSS<element, columns>::template issue<1>(acc.value, a_matrix, b_matrix);
+    }
+  }
+}
+
+/// Issues acc += A B with A [64 x depth] in registers and `b` [depth x columns].
+template <Element element, int depth, int columns>
+HOPPER_FUNCTION void issue_ab(Accumulator<columns>& acc, const OperandA<depth>& a, const SharedTile<depth, columns>& b) {
+  using B = SharedTile<depth, columns>;
+  const std::uint32_t b_address = shared_address(&b);
+  wgmma_fence();
+  HOPPER_UNROLL
+  for (int k = 0; k < depth; k += 16) {
+    WgmmaRS<element, columns>::issue(acc.value, a.value + k / 4,
+                                     descriptor(b_address + k * B::row_bytes, B::panel_bytes, 8 * B::row_bytes));
+  }
+}
+
+}  // namespace HOPPER_BACKEND
+}  // namespace fa3::hopper

@@ -1,7 +1,4 @@
-// Generic address to the 32-bit address inside the shared window that PTX instructions take.
 #pragma once
-
-#include <cstdint>
 
 namespace fa3::hopper::inline device {
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "hopper/device/address.hpp"
 
 namespace fa3::hopper::inline device {
 

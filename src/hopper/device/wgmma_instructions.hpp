@@ -10,11 +10,6 @@
 
 namespace fa3::hopper::inline device {
 
-template <Element element, int columns>
-struct WgmmaSS;
-template <Element element, int columns>
-struct WgmmaRS;
-
 template <>
 struct WgmmaSS<Element::f16, 80> {
   template <int accumulate>

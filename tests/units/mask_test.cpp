@@ -1,0 +1,83 @@
+// Every mask reduces to intervals; the walk must visit each block some row sees once, and call full exactly those that all rows see.
+#include "attention/mask.hpp"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+
+namespace fa3::attention {
+namespace {
+
+TEST(Mask, CausalIsAlignedBottomRight) {
+  const Mask mask{3, 5, true};
+  EXPECT_EQ(mask.visible(0).end, 3);
+  EXPECT_EQ(mask.visible(2).end, 5);
+  const Mask longer{5, 3, true};
+  EXPECT_EQ(longer.visible(0).end, 0);
+  EXPECT_EQ(longer.visible(1).end, 0);
+  EXPECT_EQ(longer.visible(2).end, 1);
+  EXPECT_EQ(longer.visible(4).end, 3);
+}
+
+TEST(Mask, FullSeesAll) {
+  const Mask mask{3, 5, false};
+  EXPECT_EQ(mask.visible(0).first, 0);
+  EXPECT_EQ(mask.visible(0).end, 5);
+}
+
+void check_walk(const Mask& mask, int first_row, int rows, int tile_kv) {
+  SCOPED_TRACE(testing::Message() << "seqlen_q " << mask.seqlen_q << " seqlen_k " << mask.seqlen_k << " causal " << mask.causal
+                                  << " first_row " << first_row << " rows " << rows << " tile_kv " << tile_kv);
+  std::set<int> touched, whole;
+  for (int block = 0; block * tile_kv < mask.seqlen_k; ++block) {
+    bool any = false, all = true;
+    for (int row = first_row; row < std::min(first_row + rows, mask.seqlen_q); ++row) {
+      const Interval keys = mask.visible(row);
+      any |= keys.first < (block + 1) * tile_kv && keys.end > block * tile_kv && keys.first < keys.end;
+      all &= keys.first <= block * tile_kv && keys.end >= (block + 1) * tile_kv;
+    }
+    if (any) touched.insert(block);
+    if (all) whole.insert(block);
+  }
+  for (const bool all_edges : {false, true}) {
+    const BlockWalk walk(mask, first_row, rows, tile_kv, all_edges);
+    std::set<int> visited;
+    for (int i = 0; i < walk.count(); ++i) {
+      const int block = walk.block(i);
+      EXPECT_TRUE(visited.insert(block).second) << "block " << block << " twice";
+      EXPECT_EQ(i >= walk.edges(), whole.contains(block) && !all_edges) << "block " << block;
+    }
+    EXPECT_EQ(visited, touched);
+  }
+}
+
+TEST(BlockWalk, VisitsWhatIsVisibleOnce) {
+  std::mt19937 random(1);
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (int i = 0; i < 3000; ++i) {
+    const Mask mask{draw(1, 700), draw(0, 700), draw(0, 1) == 1};
+    const int tile_q = draw(0, 1) ? 128 : 192;
+    const int tile_kv = 16 * draw(1, 8);
+    check_walk(mask, draw(0, (mask.seqlen_q - 1) / tile_q) * tile_q, tile_q, tile_kv);
+  }
+}
+
+TEST(VisibleWord, MatchesColumnByColumn) {
+  std::mt19937 random(2);
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (int i = 0; i < 20000; ++i) {
+    const Interval keys{draw(-300, 300), draw(-300, 300)};
+    const int column = 2 * draw(0, 3);
+    std::uint32_t expected = 0;
+    for (int j = 0; j < 16; ++j)
+      for (int e = 0; e < 2; ++e) {
+        const int key = 8 * j + column + e;
+        if (keys.first <= key && key < keys.end) expected |= std::uint32_t(1) << (2 * j + e);
+      }
+    ASSERT_EQ(visible_word(keys, column), expected) << keys.first << " " << keys.end << " " << column;
+  }
+}
+
+}  // namespace
+}  // namespace fa3::attention

@@ -1,0 +1,108 @@
+// The kernel table and the host-side plan: which row, what TMA can address, how much workspace.
+#include "kernels/plan.hpp"
+
+#include "error.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+
+#include "kernels/configs.hpp"
+
+namespace fa3::kernels {
+namespace {
+
+TEST(Table, NamesAreUniqueAndTilesFit) {
+  std::set<std::string> names;
+  for (const ForwardRow& row : forward_rows) {
+    EXPECT_TRUE(names.insert(row.name).second) << row.name;
+    EXPECT_LE(shared_tile_bytes(row.config), 226 * 1024) << row.name;
+    // What setmaxnreg moves must fit into what the launch allocates, in units of eight registers per thread.
+    const int threads = row.config.threads(), at_entry = 65536 / threads / 8 * 8;
+    EXPECT_LE(128 * (row.config.producer_registers() + row.config.consumer_warpgroups() * row.config.consumer_registers()),
+              threads * at_entry)
+        << row.name;
+  }
+}
+
+TEST(Table, EverySupportedHeadDimHasTheSmallestRowThatHoldsIt) {
+  for (const fa3_dtype dtype : {FA3_F16, FA3_BF16})
+    for (int d = 8; d <= 256; d += 8)
+      for (int d_v = 8; d_v <= 256; d_v += 8) {
+        const int row = select_forward_row(dtype, d, d_v);
+        ASSERT_GE(row, 0);
+        const ForwardConfig& chosen = forward_rows[row].config;
+        EXPECT_EQ(chosen.element == Element::f16, dtype == FA3_F16);
+        EXPECT_TRUE(d <= chosen.d && d_v <= chosen.d_v);
+        for (const ForwardRow& other : forward_rows) {
+          if (other.config.element == chosen.element && d <= other.config.d && d_v <= other.config.d_v) {
+            EXPECT_LE(chosen.d, other.config.d);
+            EXPECT_LE(chosen.d_v, other.config.d_v);
+          }
+        }
+      }
+  EXPECT_EQ(select_forward_row(FA3_F32, 64, 64), -1);
+}
+
+TensorRef tensor(std::uintptr_t address, std::array<std::int64_t, 4> shape, std::array<std::int64_t, 4> stride) {
+  return {reinterpret_cast<void*>(address), shape, stride};
+}
+
+TEST(TmaCanAddress, AlignmentAndOverlap) {
+  const std::array<std::int64_t, 4> shape = {2, 100, 4, 64};
+  EXPECT_TRUE(tma_can_address(tensor(0x1000, shape, {25600, 256, 64, 1})));
+  EXPECT_TRUE(tma_can_address(tensor(0x1000, shape, {25600, 64, 6400, 1}))) << "heads outside rows";
+  EXPECT_TRUE(tma_can_address(tensor(0x1000, shape, {25600, 256, 0, 1}))) << "one head repeated";
+  EXPECT_TRUE(tma_can_address(tensor(0x1000, shape, {0, 256, 64, 1}))) << "one batch entry repeated";
+  EXPECT_TRUE(tma_can_address(tensor(0x1000, {1, 1, 1, 64}, {0, 0, 0, 1})));
+  EXPECT_FALSE(tma_can_address(tensor(0x1002, shape, {25600, 256, 64, 1}))) << "base";
+  EXPECT_FALSE(tma_can_address(tensor(0x1000, shape, {27200, 272, 68, 1}))) << "head stride of 136 bytes";
+  EXPECT_FALSE(tma_can_address(tensor(0x1000, shape, {25600, 0, 64, 1}))) << "one row repeated";
+  EXPECT_FALSE(tma_can_address(tensor(0x1000, shape, {25600, 8, 6400, 1}))) << "rows overlap";
+  EXPECT_FALSE(tma_can_address(tensor(0x1000, shape, {std::int64_t(1) << 39, 256, 64, 1}))) << "2^40 bytes";
+}
+
+ForwardProblem problem() {
+  ForwardProblem p;
+  p.batch = 2, p.heads = 4, p.kv_heads = 2, p.seqlen_q = 100, p.seqlen_k = 60, p.d = 64, p.d_v = 32;
+  p.q = tensor(0x10000, {2, 100, 4, 64}, {25600, 256, 64, 1});
+  p.k = tensor(0x20000, {2, 60, 2, 64}, {7680, 128, 64, 1});
+  p.v = tensor(0x30000, {2, 60, 2, 32}, {3840, 64, 32, 1});
+  p.o = tensor(0x40000, {2, 100, 4, 32}, {12800, 128, 32, 1});
+  return p;
+}
+
+TEST(Plan, AlignedTensorsNeedOnlyTheCounter) {
+  const ForwardPlan plan = plan_forward(problem());
+  EXPECT_EQ(plan.workspace_bytes, 256u);
+  EXPECT_FALSE(plan.q.copied || plan.k.copied || plan.v.copied || plan.o.copied);
+}
+
+TEST(Plan, WhatTmaCannotAddressIsCopiedWithoutDuplicatingRepeatedHeads) {
+  ForwardProblem p = problem();
+  p.q.data = reinterpret_cast<void*>(0x10002);
+  p.k.stride = {60 * 68, 68, 0, 1};  // one head of 68-element rows, seen as two
+  const ForwardPlan plan = plan_forward(p);
+  EXPECT_TRUE(plan.q.copied && plan.k.copied);
+  EXPECT_EQ(plan.q.offset, 256u);
+  EXPECT_EQ(plan.k.offset, 256u + 2 * 100 * 4 * 64 * 2);
+  EXPECT_EQ(plan.workspace_bytes, plan.k.offset + 2 * 60 * 64 * 2);
+  EXPECT_EQ(plan.k.tensor.stride[2], 0);
+  EXPECT_TRUE(tma_can_address(tensor(0x1000, plan.k.tensor.shape, plan.k.tensor.stride)));
+}
+
+TEST(Plan, TooManyTilesIsRefusedInWords) {
+  ForwardProblem p = problem();
+  p.batch = 1 << 30;
+  try {
+    plan_forward(p);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code, FA3_NOT_SUPPORTED);
+    EXPECT_NE(std::strstr(error.what(), "tiles"), nullptr);
+  }
+}
+
+}  // namespace
+}  // namespace fa3::kernels
