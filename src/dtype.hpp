@@ -22,10 +22,11 @@ inline float to_float(Bfloat16 x) { return std::bit_cast<float>(std::uint32_t(x.
 inline float to_float(Half x) {
   const std::uint32_t sign = std::uint32_t(x.bits & 0x8000u) << 16;
   const std::uint32_t magnitude = x.bits & 0x7fffu;
-  if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);  // Inf, NaN
-  // Shifted into place the exponent is short by 112; a multiplication adds that and normalises subnormals exactly.
+  // Shifted into place the exponent is short by 112; a multiplication adds that and normalises subnormals exactly. Without a
+  // branch, so that loops over it vectorise: Inf and NaN get the full exponent by an or.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
-  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | sign);
+  const std::uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u : 0u;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | special | sign);
 }
 
 template <class T>

@@ -1,0 +1,162 @@
+// The vector kernel: FlashAttention's inner step S = Q K^T, online softmax, O += P V on one block of keys.
+//
+// The build compiles this file once per instruction set, with FA3_SIMD as its name (simd.cmake). Everything but
+// attend() is internal to the translation unit, and nothing of the standard library is called: an inline function
+// compiled here with, say, AVX-512 could otherwise be the copy that the linker keeps for the whole program.
+#include <xsimd/xsimd.hpp>
+
+#include "cpu/key_block.hpp"
+
+namespace fa3::cpu {
+namespace {
+
+using Batch = xsimd::batch<float>;  // of the widest vector the flags of this compilation allow
+constexpr int lanes = int(Batch::size);
+static_assert(max_lanes % lanes == 0 && tile_k % max_lanes == 0);
+
+// Register tile of the matrix products: row_tile x column_tile accumulators, which must fit the register file together
+// with column_tile vectors of b and one broadcast of a.
+constexpr int row_tile = 4;
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int column_tile = 4;  // 32 registers
+#else
+constexpr int column_tile = 2;  // 16 registers
+#endif
+
+// A score is summed in pieces of this many features, which halves the rounding error of its f32 sum and more.
+constexpr int depth_tile = 32;
+
+constexpr float minus_infinity = -__builtin_inff();
+
+/// c = a b, or c += a b if `add`, with a[rows][depth], b[depth][columns * lanes]. Each element of the product is summed
+/// in the order of depth, starting from 0: the sizes of the register tile do not show in the result.
+template <int rows, int columns>
+void multiply_tile(const float* a, int a_stride, const float* b, int b_stride, int depth, float* c, int c_stride,
+                   bool add) {
+  Batch acc[rows][columns];
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (int n = 0; n < columns; ++n) acc[r][n] = Batch(0.0f);
+  }
+  for (int i = 0; i < depth; ++i) {
+    Batch b_row[columns];
+#pragma GCC unroll 4
+    for (int n = 0; n < columns; ++n) b_row[n] = Batch::load_unaligned(b + i * b_stride + n * lanes);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; ++r) {
+      const Batch a_value(a[r * a_stride + i]);
+#pragma GCC unroll 4
+      for (int n = 0; n < columns; ++n) acc[r][n] = xsimd::fma(a_value, b_row[n], acc[r][n]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (int n = 0; n < columns; ++n) {
+      float* to = c + r * c_stride + n * lanes;
+      if (add) acc[r][n] = acc[r][n] + Batch::load_unaligned(to);
+      acc[r][n].store_unaligned(to);
+    }
+  }
+}
+
+/// The same for `width` columns, a multiple of lanes.
+template <int rows>
+void multiply(const float* a, int a_stride, const float* b, int b_stride, int depth, float* c, int c_stride, int width,
+              bool add) {
+  int n = 0;
+  for (; n + column_tile * lanes <= width; n += column_tile * lanes) {
+    multiply_tile<rows, column_tile>(a, a_stride, b + n, b_stride, depth, c + n, c_stride, add);
+  }
+  for (; n < width; n += lanes) multiply_tile<rows, 1>(a, a_stride, b + n, b_stride, depth, c + n, c_stride, add);
+}
+
+float largest_lane(Batch x) {
+  alignas(64) float lane[lanes];
+  x.store_aligned(lane);
+  float largest = lane[0];
+  for (int i = 1; i < lanes; ++i) largest = lane[i] > largest ? lane[i] : largest;
+  return largest;
+}
+
+/// Turns the first `visible` (> 0) scores of a row into weights and adds those to row_sum; the rest up to a full vector
+/// gets weight 0. Returns the factor that brings what was summed under the old maximum to the new one.
+float softmax_row(float* s, int visible, float scale_log2, float& row_max, float* row_sum) {
+  const int end = (visible + lanes - 1) / lanes * lanes;
+  for (int j = visible; j < end; ++j) s[j] = s[visible - 1];  // a repeated score changes no maximum
+
+  Batch block_max(minus_infinity);
+  for (int j = 0; j < end; j += lanes) block_max = xsimd::max(block_max, Batch::load_unaligned(s + j));
+  const float old_max = row_max;
+  if (xsimd::any(block_max > Batch(old_max))) {
+    const float largest = largest_lane(block_max);
+    if (largest > old_max) row_max = largest;
+  }
+  // Why not row_max itself: infinite inputs can make every score so far -inf, and -inf - -inf is not a weight of 0.
+  const float shift = row_max == minus_infinity ? 0.0f : row_max;
+
+  // The difference is taken before it is scaled: for scores of 1e11 a scaled score would have lost its last digits, and
+  // the largest weight would not be exactly 1.
+  const auto weight = [&](Batch score) { return xsimd::exp2((score - Batch(shift)) * Batch(scale_log2)); };
+  for (int j = 0; j < end; j += lanes) weight(Batch::load_unaligned(s + j)).store_unaligned(s + j);
+  for (int j = visible; j < end; ++j) s[j] = 0.0f;
+
+  float rescale = 1.0f;
+  if (row_max != old_max) rescale = old_max == minus_infinity ? 0.0f : largest_lane(weight(Batch(old_max)));
+  Batch sum = Batch::load_unaligned(row_sum) * Batch(rescale);
+  for (int j = 0; j < end; j += lanes) sum = sum + Batch::load_unaligned(s + j);
+  sum.store_unaligned(row_sum);
+  return rescale;
+}
+
+/// One group of rows, at most row_tile.
+template <int rows>
+void attend_rows(const KeyBlock& block, int first) {
+  const int* visible = block.visible + first;
+  if (visible[rows - 1] == 0) return;
+  const float* q = block.q + first * block.d;
+  float* s = block.s + first * tile_k;
+  float* o = block.o + first * block.v_width;
+
+  for (int i = 0; i < block.d; i += depth_tile) {
+    const int depth = block.d - i < depth_tile ? block.d - i : depth_tile;
+    multiply<rows>(q + i, block.d, block.k_transposed + i * tile_k, tile_k, depth, s, tile_k, tile_k, i > 0);
+  }
+
+  for (int r = 0; r < rows; ++r) {
+    if (visible[r] == 0) continue;
+    const int row = first + r;
+    const float rescale =
+        softmax_row(s + r * tile_k, visible[r], block.scale_log2, block.row_max[row], block.row_sum + row * max_lanes);
+    if (rescale == 1.0f) continue;
+    float* o_row = o + r * block.v_width;
+    for (int c = 0; c < block.v_width; c += lanes) {
+      (Batch::load_unaligned(o_row + c) * Batch(rescale)).store_unaligned(o_row + c);
+    }
+  }
+
+  // A key that a row does not see is left out rather than given weight 0: its value may be NaN, or not exist.
+  if (visible[0] == visible[rows - 1]) {
+    multiply<rows>(s, tile_k, block.v, block.v_width, visible[0], o, block.v_width, block.v_width, true);
+  } else {
+    for (int r = 0; r < rows; ++r) {
+      float* o_row = o + r * block.v_width;
+      multiply<1>(s + r * tile_k, tile_k, block.v, block.v_width, visible[r], o_row, block.v_width, block.v_width,
+                  true);
+    }
+  }
+}
+
+}  // namespace
+
+namespace FA3_SIMD {
+
+void attend(const KeyBlock& block) {
+  int row = 0;
+  for (; row + row_tile <= block.rows; row += row_tile) attend_rows<row_tile>(block, row);
+  for (; row < block.rows; ++row) attend_rows<1>(block, row);
+}
+
+}  // namespace FA3_SIMD
+}  // namespace fa3::cpu

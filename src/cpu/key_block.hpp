@@ -1,0 +1,32 @@
+// One step of the tiled forward pass, compiled once per instruction set, and the list of those sets.
+#pragma once
+
+namespace fa3::cpu {
+
+inline constexpr int tile_k = 64;     // keys of a block
+inline constexpr int max_lanes = 16;  // floats in the widest vector; widths in memory are multiples of it
+
+/// A tile of query rows and the block of keys it meets. Everything is f32 and dense; the memory starts at a multiple of
+/// 64 bytes. The last four are the state of the online softmax and are updated.
+struct KeyBlock {
+  int rows;                   // query rows of the tile
+  int d;                      // features of q and k
+  int v_width;                // features of v and o, with zeros up to a multiple of max_lanes
+  float scale_log2;           // >= 0: a weight is exp2((s - max) * scale_log2)
+  const int* visible;         // [rows] keys of this block each row sees: 0..tile_k, not decreasing
+  const float* q;             // [rows][d]
+  const float* k_transposed;  // [d][tile_k]
+  const float* v;             // [tile_k][v_width]
+  float* s;                   // [rows][tile_k] scores, then weights; any content on entry
+  float* o;                   // [rows][v_width] weighted sum of v
+  float* row_max;             // [rows] largest score so far, unscaled; -inf at first
+  float* row_sum;             // [rows][max_lanes] sum of the weights, spread over the lanes
+};
+
+/// An instruction set: its name and the function that lets a tile attend to one more block of keys.
+struct Simd {
+  const char* name;
+  void (*attend)(const KeyBlock& block);
+};
+
+}  // namespace fa3::cpu

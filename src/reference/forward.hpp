@@ -1,0 +1,27 @@
+// fp64 attention, naive on purpose: the judge of all tests.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "problem.hpp"
+
+namespace fa3::reference {
+
+struct Result {
+  std::vector<double> o;    // [batch, seqlen_q, heads, d_v], dense
+  std::vector<double> lse;  // [batch, heads, seqlen_q], dense; natural logarithm
+};
+
+/// fp64 throughout, straight from the definition; inputs are read in problem.dtype through their strides.
+/// `threads`: rows are spread over that many threads (1: the plain loop).
+Result forward(const ForwardProblem& problem, int threads = 1);
+
+/// One row of one head: `o` gets d_v values; returns LSE. For checking a sample of a large problem.
+double forward_row(const ForwardProblem& problem, std::int64_t batch, std::int64_t head, std::int64_t row, double* o);
+
+/// The same computation done plainly in the problem's precision: S, P and O rounded to the dtype, sums in f32, P =
+/// exp(S - max) normalised before it is rounded. Its error against forward() is the yardstick of the tolerance.
+Result plain_forward(const ForwardProblem& problem, int threads = 1);
+
+}  // namespace fa3::reference
