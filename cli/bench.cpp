@@ -1,0 +1,241 @@
+// fa3 bench: times the forward pass over a grid of shapes; docs/benchmarks.md has the format of the result.
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "check/device.hpp"
+#include "common.hpp"
+#include "dtype.hpp"
+#include "error.hpp"
+#include "npy.hpp"
+
+namespace fa3::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using std::int64_t;
+
+struct BenchOptions {
+  std::vector<int64_t> d, seqlen;
+  std::vector<std::string> dtype;
+  int64_t batch = 0, heads = 0, kv_heads = 0;  // 0: from the grid
+  bool causal = false, full = false, peers = false;
+  std::string mode = "short", device = "auto", out, lib;
+};
+
+struct Cell {
+  fa3_dtype dtype;
+  int64_t d, seqlen, batch, heads, kv_heads;
+  bool causal;
+
+  double flops() const {
+    return 4.0 * double(seqlen) * double(seqlen) * double(d) * double(heads) * double(batch) / (causal ? 2 : 1);
+  }
+};
+
+/// The paper's grid, 16,384 tokens and hidden size 2048; on the cpu a sixteenth of both.
+std::vector<Cell> cells_of(const BenchOptions& options, Device device) {
+  const bool cuda = device == Device::cuda;
+  const int64_t tokens = cuda ? 16384 : 1024, hidden = cuda ? 2048 : 256;
+  const auto or_default = [](const auto& given, auto otherwise) { return given.empty() ? otherwise : given; };
+  const auto dtypes = or_default(
+      options.dtype, cuda ? std::vector<std::string>{"f16", "bf16"} : std::vector<std::string>{"f32", "f16"});
+  const auto dims = or_default(options.d, cuda ? std::vector<int64_t>{64, 128, 256} : std::vector<int64_t>{64, 128});
+  const auto seqlens = or_default(options.seqlen, cuda ? std::vector<int64_t>{512, 1024, 2048, 4096, 8192, 16384}
+                                                       : std::vector<int64_t>{256, 512, 1024});
+  std::vector<Cell> cells;
+  for (const std::string& dtype : dtypes)
+    for (const int64_t d : dims)
+      for (const bool causal : {false, true}) {
+        if (causal ? options.full : options.causal) continue;
+        for (const int64_t seqlen : seqlens) {
+          const int64_t batch = options.batch ? options.batch : std::max<int64_t>(1, tokens / seqlen);
+          const int64_t heads = options.heads ? options.heads : std::max<int64_t>(1, hidden / d);
+          cells.push_back(
+              {parse_dtype(dtype), d, seqlen, batch, heads, options.kv_heads ? options.kv_heads : heads, causal});
+        }
+      }
+  return cells;
+}
+
+/// Normal numbers of `dtype` on the device. Why not zeros: a chip at its power limit is faster on them.
+check::Buffer normal_tensor(Device device, fa3_dtype dtype, int64_t elements, std::mt19937_64& random) {
+  return with_dtype(dtype, [&]<class T>(T) {
+    std::vector<T> host(static_cast<std::size_t>(elements));
+    std::normal_distribution<float> normal;
+    constexpr std::size_t period = 1'000'003;  // enough to look random to the hardware, and quick to make
+    for (std::size_t i = 0; i < host.size(); ++i)
+      host[i] = i < period ? from_float<T>(normal(random)) : host[i - period];
+    check::Buffer buffer(device, host.size() * sizeof(T));
+    buffer.upload(host.data());
+    return buffer;
+  });
+}
+
+double time_cell(const Cell& c, Device device, double budget_seconds) {
+  std::mt19937_64 random(1);
+  const std::array<int64_t, 4> q_shape{c.batch, c.seqlen, c.heads, c.d}, kv_shape{c.batch, c.seqlen, c.kv_heads, c.d};
+  const int64_t q_elements = c.batch * c.seqlen * c.heads * c.d, kv_elements = c.batch * c.seqlen * c.kv_heads * c.d;
+  const check::Buffer q_memory = normal_tensor(device, c.dtype, q_elements, random),
+                      k_memory = normal_tensor(device, c.dtype, kv_elements, random),
+                      v_memory = normal_tensor(device, c.dtype, kv_elements, random),
+                      o_memory(device, std::size_t(q_elements) * element_bytes(c.dtype));
+  const Dtype type = static_cast<Dtype>(c.dtype);
+  const ConstTensor q(q_memory.data(), q_shape, type, device), k(k_memory.data(), kv_shape, type, device),
+      v(v_memory.data(), kv_shape, type, device);
+  const Tensor o(o_memory.data(), q_shape, type, device);
+  const ForwardOptions options{c.causal, {}};
+  std::size_t bytes = 0;
+  if (const Status s = forward_workspace_size(q, k, v, o, {}, options, bytes); !s) throw Error(s.code(), s.message());
+  const check::Buffer workspace(device, bytes);
+  const Progress progress("timing");
+  return check::time_work(
+             device,
+             [&](fa3_stream stream) {
+               return forward(q, k, v, o, {}, options, Workspace{workspace.data(), workspace.bytes()}, stream);
+             },
+             budget_seconds)
+      .seconds;
+}
+
+int bench(const BenchOptions& options) {
+  const Device device = usable_device(options.device);
+  if (!options.out.empty()) check_writable(options.out);
+  nlohmann::ordered_json result = {
+      {"device", device == Device::cuda ? check::device_name(device) : device_text(device)},
+      {"date", fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr)))},
+      {"source_hash", fa3_source_hash()},
+      {"compiler", FA3_COMPILER},
+      {"ceilings", nlohmann::json::object()},
+      {"rows", nlohmann::json::array()}};
+  fmt::print("{}\n{:<6} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<12} {:>10} {:>9}\n", device_text(device), "dtype", "d",
+             "mask", "seqlen", "batch", "heads", "kv_heads", "kernel", "ms", "TFLOP/s");
+  for (const Cell& c : cells_of(options, device)) {
+    const double seconds = time_cell(c, device, options.mode == "long" ? 2.0 : 0.12),
+                 tflops = c.flops() / seconds * 1e-12;
+    const std::string kernel = kernel_name(device, c.dtype, c.d, c.d);
+    fmt::print("{:<6} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<12} {:>10.3f} {:>9.4g}\n", dtype_name(c.dtype), c.d,
+               c.causal ? "causal" : "full", c.seqlen, c.batch, c.heads, c.kv_heads, kernel, seconds * 1e3, tflops);
+    std::fflush(stdout);
+    result["rows"].push_back({{"op", "forward"},
+                              {"dtype", dtype_name(c.dtype)},
+                              {"d", c.d},
+                              {"causal", c.causal},
+                              {"seqlen", c.seqlen},
+                              {"batch", c.batch},
+                              {"heads", c.heads},
+                              {"kv_heads", c.kv_heads},
+                              {"mode", options.mode},
+                              {"kernel", kernel},
+                              {"tflops", tflops},
+                              {"peers", nlohmann::json::object()}});
+  }
+  if (options.out.empty()) return exit_ok;
+  std::ofstream file(options.out);
+  file << result.dump(1) << '\n';
+  file.close();
+  if (!file) throw FileError(fmt::format("{}: cannot be written: {}", options.out, std::strerror(errno)));
+  fmt::print("wrote {}\n", options.out);
+  return exit_ok;
+}
+
+/// The first of `candidates` that exists.
+fs::path find(const char* what, const std::vector<fs::path>& candidates) {
+  std::string tried;
+  for (const fs::path& candidate : candidates) {
+    if (fs::exists(candidate)) return candidate;
+    tried += (tried.empty() ? "" : ", ") + candidate.string();
+  }
+  throw UsageError(fmt::format("{} was not found; looked for {}", what, tried));
+}
+
+/// Becomes the script that times fa3 beside its peers in one process; comes back only to say why not.
+int bench_with_peers(const BenchOptions& options) {
+  std::error_code error;
+  const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
+  const fs::path script = find("compare.py", {here / ".." / FA3_INSTALL_DATADIR / "fa3" / "compare.py",
+                                              here / ".." / ".." / ".." / "bench" / "compare.py", "bench/compare.py"});
+  const fs::path lib = options.lib.empty() ? find("libfa3.so (--lib)", {here / ".." / "src" / "libfa3.so",
+                                                                        here / ".." / FA3_INSTALL_LIBDIR / "libfa3.so"})
+                                           : fs::path(options.lib);
+  std::vector<std::string> words = {"python3", script.string(), "--lib", lib.string(), "--mode", options.mode};
+  const auto add = [&](const char* name, const std::string& value) {
+    if (!value.empty()) words.insert(words.end(), {name, value});
+  };
+  const auto number = [](int64_t n) { return n ? std::to_string(n) : std::string(); };
+  add("--out", options.out);
+  add("--device", usable_device(options.device) == Device::cuda ? "cuda" : "cpu");
+  add("--dtype", fmt::format("{}", fmt::join(options.dtype, ",")));
+  add("--d", fmt::format("{}", fmt::join(options.d, ",")));
+  add("--seqlen", fmt::format("{}", fmt::join(options.seqlen, ",")));
+  add("--batch", number(options.batch));
+  add("--heads", number(options.heads));
+  add("--kv-heads", number(options.kv_heads));
+  if (options.causal) words.push_back("--causal");
+  if (options.full) words.push_back("--full");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  std::fflush(stdout);
+  execvp(argv[0], argv.data());
+  throw std::runtime_error(fmt::format("python3 cannot be started: {}", std::strerror(errno)));
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Action& action) {
+  auto options = std::make_shared<BenchOptions>();
+  CLI::App* command = app.add_subcommand("bench", "Time the forward pass over a grid of shapes");
+  command->footer(
+      "The default grid is 16,384 tokens, hidden size 2048; on the cpu 1024 tokens, hidden size 256.\n"
+      "TFLOP/s count 4 * seqlen^2 * d * heads * batch operations, half of that if causal.");
+  command->add_option("--d", options->d, "Head dims")->option_text("N,..")->delimiter(',')->check(CLI::PositiveNumber);
+  command->add_option("--seqlen", options->seqlen, "Sequence lengths")
+      ->option_text("N,..")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  command->add_option("--dtype", options->dtype, "f16, bf16, f32 (cpu only)")
+      ->option_text("TYPE,..")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"f16", "bf16", "f32"}));
+  command->add_option("--batch", options->batch, "Batch; default: tokens / seqlen")
+      ->option_text("N")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--heads", options->heads, "Query heads; default: hidden size / d")
+      ->option_text("N")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--kv-heads", options->kv_heads, "Key/value heads; default: as many as query heads")
+      ->option_text("N")
+      ->check(CLI::PositiveNumber);
+  CLI::Option* causal = command->add_flag("--causal", options->causal, "Only causal");
+  command->add_flag("--full", options->full, "Only without a mask")->excludes(causal);
+  command->add_option("--mode", options->mode, "short: about 120 ms of repeats per shape; long: 2 s")
+      ->option_text("MODE")
+      ->check(CLI::IsMember({"short", "long"}));
+  command->add_option("--device", options->device, "auto (the GPU if there is a usable one), cuda, or cpu")
+      ->option_text("DEVICE")
+      ->check(CLI::IsMember({"auto", "cuda", "cpu"}));
+  command->add_option("--out", options->out, "A JSON file to write the result to")->option_text("FILE");
+  CLI::Option* peers =
+      command->add_flag("--peers", options->peers, "Beside PyTorch's attention (needs Python and PyTorch)");
+  command
+      ->add_option("--lib", options->lib, "With --peers: the shared library; default: the one built with this command")
+      ->option_text("FILE")
+      ->needs(peers);
+  command->callback([&action, options] {
+    action = [options] { return options->peers ? bench_with_peers(*options) : bench(*options); };
+  });
+}
+
+}  // namespace fa3::cli

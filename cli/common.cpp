@@ -1,0 +1,69 @@
+#include "common.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+
+#include "check/device.hpp"
+#include "cpu/forward.hpp"
+#include "dtype.hpp"
+#include "error.hpp"
+#include "kernels/configs.hpp"
+
+namespace fa3::cli {
+
+Device usable_device(const std::string& name) {
+  if (name == "cpu") return Device::cpu;
+  const Status cuda = Status::of(fa3_device_available(FA3_DEVICE_CUDA));
+  if (cuda) return Device::cuda;
+  if (name == "cuda") throw Error(cuda.code(), cuda.message());
+  return Device::cpu;
+}
+
+std::string device_text(Device device) {
+  if (device == Device::cuda) return "cuda: " + check::device_name(device);
+  return fmt::format("cpu: {}, {}, {} threads", check::device_name(device), cpu::simd_name(), check::host_threads());
+}
+
+std::string kernel_name(Device device, fa3_dtype dtype, std::int64_t d, std::int64_t d_v) {
+  if (device == Device::cpu) return fmt::format("cpu_{}", cpu::simd_name());
+  const int row = kernels::select_forward_row(dtype, d, d_v);
+  return row < 0 ? "" : kernels::forward_rows[row].name;
+}
+
+fa3_dtype parse_dtype(const std::string& name) {
+  for (const fa3_dtype dtype : {FA3_F16, FA3_BF16, FA3_F32})
+    if (name == dtype_name(dtype)) return dtype;
+  throw UsageError(fmt::format("--dtype is {}; allowed are f16, bf16 and f32", name));
+}
+
+Progress::Progress(std::string what)
+    : thread_([this, what = std::move(what)] {
+        using namespace std::chrono_literals;
+        // A terminal's line is written over once a second; elsewhere every line stays, so there are fewer.
+        const bool terminal = isatty(STDERR_FILENO);
+        std::unique_lock lock(mutex_);
+        if (wake_.wait_for(lock, 2s, [this] { return done_; })) return;
+        int seconds = 2;
+        do {
+          if (terminal || seconds == 2 || seconds % 10 == 0)
+            std::fputs(
+                fmt::format("{}fa3: {}, {} s{}", terminal ? "\r" : "", what, seconds, terminal ? "" : "\n").c_str(),
+                stderr);
+          ++seconds;
+        } while (!wake_.wait_for(lock, 1s, [this] { return done_; }));
+        if (terminal) std::fputs("\n", stderr);
+      }) {}
+
+Progress::~Progress() {
+  {
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+  }
+  wake_.notify_one();
+  thread_.join();
+}
+
+}  // namespace fa3::cli

@@ -1,0 +1,61 @@
+// What the subcommands share: exit codes, the device option, progress, the description of what runs a problem.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "fa3/fa3.hpp"
+#include "problem.hpp"
+
+namespace fa3::cli {
+
+enum ExitCode : int {
+  exit_ok = 0,
+  exit_failed = 1,     // a check failed, or the work itself did
+  exit_bad_input = 2,  // bad usage, a bad file, arguments the library refuses
+  exit_no_device = 3   // no usable GPU where one was asked for
+};
+
+/// Options that make no sense together.
+struct UsageError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// The subcommand that was chosen; returns the exit code.
+using Action = std::function<int()>;
+
+void add_run(CLI::App& app, Action& action);
+void add_info(CLI::App& app, Action& action);
+void add_check(CLI::App& app, Action& action);
+void add_bench(CLI::App& app, Action& action);
+
+/// "auto", "cuda" or "cpu" as a device that can be used. Throws Error(FA3_NO_DEVICE) for cuda if it cannot.
+Device usable_device(const std::string& name);
+
+/// "cpu: AMD EPYC, avx2, 2 threads" or "cuda: NVIDIA H200".
+std::string device_text(Device device);
+
+/// Name of the kernel that runs these types and sizes on `device`; "" if there is none.
+std::string kernel_name(Device device, fa3_dtype dtype, std::int64_t d, std::int64_t d_v);
+
+fa3_dtype parse_dtype(const std::string& name);
+
+/// Says on stderr what is being done and for how long, from two seconds on and while it lives.
+class Progress {
+ public:
+  explicit Progress(std::string what);
+  ~Progress();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool done_ = false;
+  std::thread thread_;
+};
+
+}  // namespace fa3::cli

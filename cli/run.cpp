@@ -1,0 +1,253 @@
+// fa3 run: attention over arrays in files.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <optional>
+
+#include "check/device.hpp"
+#include "check/judge.hpp"
+#include "common.hpp"
+#include "dtype.hpp"
+#include "error.hpp"
+#include "npy.hpp"
+
+namespace fa3::cli {
+namespace {
+
+using std::int64_t;
+using Shape = std::array<int64_t, 4>;
+
+struct RunOptions {
+  std::string npz, q, k, v, out, lse, expected, dtype, device = "auto";
+  bool causal = false;
+  std::optional<float> scale;
+};
+
+constexpr const char* names[] = {"q", "k", "v"};
+
+std::vector<Array> load(const RunOptions& options) {
+  const std::string* files[] = {&options.q, &options.k, &options.v};
+  std::vector<Array> arrays;
+  if (!options.npz.empty()) {
+    for (int i = 0; i < 3; ++i)
+      if (!files[i]->empty())
+        throw UsageError(fmt::format("--{} and a .npz file are given; give one or the other", names[i]));
+    arrays = load_npz(options.npz, {"q", "k", "v"});
+  } else {
+    for (int i = 0; i < 3; ++i)
+      if (files[i]->empty())
+        throw UsageError(fmt::format("--{} is missing; give --q, --k and --v, or one .npz file", names[i]));
+    for (const std::string* file : files) arrays.push_back(load_npy(*file));
+  }
+  for (int i = 0; i < 3; ++i) {
+    const Array& array = arrays[std::size_t(i)];
+    if (array.shape.size() != 3 && array.shape.size() != 4)
+      throw FileError(fmt::format("{}: {} has shape {}; it must be [batch, seqlen, heads, d] or [seqlen, heads, d]",
+                                  array.source, names[i], array.shape_text()));
+    if (array.shape.size() != arrays[0].shape.size())
+      throw FileError(fmt::format("{}: {} has shape {}, but q has {}; all three have a batch dimension or none",
+                                  array.source, names[i], array.shape_text(), arrays[0].shape_text()));
+  }
+  return arrays;
+}
+
+Shape shape_of(const Array& array) {
+  Shape shape{1, 1, 1, 1};
+  std::copy(array.shape.rbegin(), array.shape.rend(), shape.rbegin());
+  return shape;
+}
+
+/// The type to compute in: the one asked for, else that of the files if the device has it, else f32 (cpu) or f16
+/// (cuda).
+fa3_dtype dtype_of(const RunOptions& options, const std::vector<Array>& arrays, Device device) {
+  if (!options.dtype.empty()) return parse_dtype(options.dtype);
+  const FileDtype first = arrays[0].dtype;
+  const bool same = std::all_of(arrays.begin(), arrays.end(), [&](const Array& a) { return a.dtype == first; });
+  if (same && first == FileDtype::f16) return FA3_F16;
+  if (same && first == FileDtype::bf16) return FA3_BF16;
+  return device == Device::cpu ? FA3_F32 : FA3_F16;
+}
+
+void require(const Status& status) {
+  if (!status) throw Error(status.code(), status.message());
+}
+
+/// Rows whose fp64 result takes about a second on a small machine; all of a small problem.
+int64_t sample_rows(const ForwardProblem& p) {
+  const double per_row = std::max(1.0, 2.0 * double(p.d + p.d_v) * double(p.seqlen_k));
+  return std::max<int64_t>(16, int64_t(1e9 / per_row));
+}
+
+/// Largest |O - expected|; `o` is dense.
+double difference(const ForwardProblem& p, const Array& expected) {
+  double largest = 0;
+  const std::vector<std::byte> wanted = convert(expected, FA3_F32);
+  with_dtype(p.dtype, [&]<class T>(T) {
+    for (std::size_t i = 0; i < wanted.size() / sizeof(float); ++i) {
+      float x;
+      std::memcpy(&x, wanted.data() + i * sizeof(float), sizeof(x));
+      const double error = std::abs(double(to_float(static_cast<const T*>(p.o.data)[i])) - double(x));
+      largest = std::isnan(error) ? error : std::max(largest, error);
+      if (std::isnan(largest)) return;
+    }
+  });
+  return largest;
+}
+
+int run(const RunOptions& options) {
+  if (!options.lse.empty() && options.lse == options.out) throw UsageError("--lse and --out are the same file");
+  check_writable(options.out);
+  if (!options.lse.empty()) check_writable(options.lse);
+  std::vector<Array> arrays = load(options);
+  std::optional<Array> expected;
+  if (!options.expected.empty()) expected = load_npy(options.expected);
+  const Device device = usable_device(options.device);
+  const fa3_dtype dtype = dtype_of(options, arrays, device);
+
+  // Host memory.
+  const bool has_batch = arrays[0].shape.size() == 4;
+  std::vector<Shape> shapes;
+  std::vector<std::vector<std::byte>> inputs;
+  for (int i = 0; i < 3; ++i) {
+    Array& array = arrays[std::size_t(i)];
+    shapes.push_back(shape_of(array));
+    fmt::print("{}: {} {} from {}{}\n", names[i], array.shape_text(), file_dtype_name(array.dtype), array.source,
+               std::string(file_dtype_name(array.dtype)) == dtype_name(dtype)
+                   ? ""
+                   : fmt::format(", converted to {}", dtype_name(dtype)));
+    inputs.push_back(convert(array, dtype));
+    array.data = {};
+  }
+  const Shape o_shape{shapes[0][0], shapes[0][1], shapes[0][2], shapes[2][3]};
+  const std::array<int64_t, 3> lse_shape{o_shape[0], o_shape[2], o_shape[1]};
+  const int64_t rows = o_shape[0] * o_shape[1] * o_shape[2];
+  std::vector<int64_t> out_shape(o_shape.begin() + (has_batch ? 0 : 1), o_shape.end());
+  if (expected && expected->shape != out_shape)
+    throw FileError(fmt::format("{}: has shape {}, but O has [{}]", expected->source, expected->shape_text(),
+                                fmt::join(out_shape, ", ")));
+  std::vector<std::byte> o(std::size_t(rows * o_shape[3]) * element_bytes(dtype)),
+      lse(std::size_t(rows) * sizeof(float));
+  check::fill_poison(o.data(), dtype, rows * o_shape[3]);
+  check::fill_poison(lse.data(), FA3_F32, rows);
+
+  // Device memory, and the run.
+  std::vector<check::Buffer> buffers;
+  for (const std::vector<std::byte>* host : {&inputs[0], &inputs[1], &inputs[2], &o, &lse}) {
+    buffers.emplace_back(device, host->size());
+    buffers.back().upload(host->data());
+  }
+  const Dtype type = static_cast<Dtype>(dtype);
+  const auto input = [&](std::size_t i) { return ConstTensor(buffers[i].data(), shapes[i], type, device); };
+  const ConstTensor q = input(0), k = input(1), v = input(2);
+  const Tensor o_view(buffers[3].data(), o_shape, type, device);
+  const RowTensor lse_view(buffers[4].data(), lse_shape, Dtype::f32, device);
+  const ForwardOptions forward_options{options.causal, options.scale};
+  std::size_t workspace_bytes = 0;
+  require(forward_workspace_size(q, k, v, o_view, lse_view, forward_options, workspace_bytes));
+  const check::Buffer workspace(device, workspace_bytes);
+  fmt::print("device: {}\nkernel: {}\n", device_text(device), kernel_name(device, dtype, shapes[0][3], o_shape[3]));
+  std::fflush(stdout);
+  check::Timing timing;
+  {
+    const Progress progress("computing on the " + std::string(device == Device::cuda ? "GPU" : "CPU"));
+    timing = check::time_work(
+        device,
+        [&](fa3_stream stream) {
+          return forward(q, k, v, o_view, lse_view, forward_options, Workspace{workspace.data(), workspace.bytes()},
+                         stream);
+        },
+        0.2);
+  }
+  buffers[3].download(o.data());
+  buffers[4].download(lse.data());
+
+  // What came out.
+  ForwardProblem problem;
+  problem.dtype = dtype;
+  problem.batch = o_shape[0], problem.seqlen_q = o_shape[1], problem.heads = o_shape[2], problem.d = shapes[0][3];
+  problem.seqlen_k = shapes[1][1], problem.kv_heads = shapes[1][2], problem.d_v = o_shape[3];
+  problem.q = {inputs[0].data(), shapes[0], contiguous_strides(shapes[0])};
+  problem.k = {inputs[1].data(), shapes[1], contiguous_strides(shapes[1])};
+  problem.v = {inputs[2].data(), shapes[2], contiguous_strides(shapes[2])};
+  problem.o = {o.data(), o_shape, contiguous_strides(o_shape)};
+  problem.lse = reinterpret_cast<float*>(lse.data());
+  problem.lse_stride = contiguous_strides(lse_shape);
+  problem.causal = options.causal;
+  problem.softmax_scale = options.scale.value_or(float(1 / std::sqrt(double(problem.d))));
+  fmt::print("time: {:.3f} ms (median of {}), {:.3g} TFLOP/s\n", timing.seconds * 1e3, timing.runs,
+             problem.flops() / timing.seconds * 1e-12);
+  check::Verdict verdict;
+  {
+    const Progress progress("comparing with fp64");
+    verdict = check::judge(problem, sample_rows(problem), check::host_threads());
+  }
+  fmt::print("error against fp64, {} of {} rows: O {:.2g} ({:.2g} allowed), LSE {:.2g}\n", verdict.rows, rows,
+             verdict.o_error, verdict.o_allowed, verdict.lse_error);
+  if (expected) {
+    const double off = difference(problem, *expected);
+    fmt::print("difference from {}: {:.2g}\n", expected->source, off);
+    if (verdict.passed && !(off <= verdict.o_allowed))
+      verdict.fail(
+          fmt::format("O is off by {:.3g} from {}; {:.3g} is allowed", off, expected->source, verdict.o_allowed));
+  }
+  if (!verdict.passed) throw Error(FA3_INTERNAL, "the result is wrong, nothing was written: " + verdict.message);
+
+  // .npy has no bf16; f32 holds its values exactly.
+  const fa3_dtype out_dtype = dtype == FA3_F16 ? FA3_F16 : FA3_F32;
+  if (dtype == FA3_BF16) {
+    Array wide{options.out, FileDtype::bf16, out_shape, std::move(o)};
+    o = convert(wide, FA3_F32);
+  }
+  std::vector<int64_t> lse_out_shape(lse_shape.begin() + (has_batch ? 0 : 1), lse_shape.end());
+  NpyFile out_file(options.out, out_dtype, out_shape, o);
+  std::optional<NpyFile> lse_file;
+  if (!options.lse.empty()) lse_file.emplace(options.lse, FA3_F32, lse_out_shape, lse);
+  out_file.commit();
+  if (lse_file) lse_file->commit();
+  fmt::print("wrote {}: O [{}] {}{}\n", options.out, fmt::join(out_shape, ", "), dtype_name(out_dtype),
+             dtype == FA3_BF16 ? " (holds the bf16 result exactly; .npy has no bf16)" : "");
+  if (lse_file) fmt::print("wrote {}: LSE [{}] f32\n", options.lse, fmt::join(lse_out_shape, ", "));
+  return exit_ok;
+}
+
+}  // namespace
+
+void add_run(CLI::App& app, Action& action) {
+  auto options = std::make_shared<RunOptions>();
+  CLI::App* command = app.add_subcommand("run", "Compute attention over q, k and v from .npy files or one .npz file");
+  command->footer(
+      "q is [batch, seqlen_q, heads, d], k [batch, seqlen_k, kv_heads, d], v [batch, seqlen_k, kv_heads, d_v]; all "
+      "three may\n"
+      "come without the batch dimension. heads is a multiple of kv_heads; d and d_v are multiples of 8 up to 256.");
+  const auto file = [&](const char* name, std::string& target, const char* text) {
+    return command->add_option(name, target, text)->option_text("FILE");
+  };
+  file("npz", options->npz, "A .npz file with arrays q, k and v");
+  file("--q", options->q, "A .npy file with q");
+  file("--k", options->k, "A .npy file with k");
+  file("--v", options->v, "A .npy file with v");
+  file("--out", options->out,
+       "The .npy file to write O [batch, seqlen_q, heads, d_v] to, in f16, or f32 for bf16 and f32")
+      ->required();
+  file("--lse", options->lse,
+       "A .npy file to write the log-sum-exp [batch, heads, seqlen_q] to, f32, natural logarithm");
+  file("--expected", options->expected, "A .npy file O must agree with, within the error allowed against fp64");
+  command->add_flag("--causal", options->causal, "Row i sees keys j <= i + seqlen_k - seqlen_q only");
+  command->add_option("--scale", options->scale, "Factor on Q K^T; default 1 / sqrt(d)")->option_text("X");
+  command
+      ->add_option("--dtype", options->dtype,
+                   "f16, bf16 or f32 (cpu only) to compute in; default: that of the files, f32 files on a GPU f16")
+      ->option_text("TYPE")
+      ->check(CLI::IsMember({"f16", "bf16", "f32"}));
+  command->add_option("--device", options->device, "auto (the GPU if there is a usable one), cuda, or cpu")
+      ->option_text("DEVICE")
+      ->check(CLI::IsMember({"auto", "cuda", "cpu"}));
+  command->callback([&action, options] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace fa3::cli

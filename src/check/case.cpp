@@ -1,0 +1,273 @@
+#include "check/case.hpp"
+
+#include <fmt/format.h>
+#include <fnmatch.h>
+
+#include <functional>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+
+namespace fa3::check {
+namespace {
+
+using Json = nlohmann::ordered_json;  // names list the keys in the order of the file
+
+constexpr std::pair<const char*, fa3_dtype> dtypes[] = {{"f16", FA3_F16}, {"bf16", FA3_BF16}, {"f32", FA3_F32}};
+constexpr std::pair<const char*, LseLayout> lse_layouts[] = {
+    {"none", LseLayout::none}, {"dense", LseLayout::dense}, {"transposed", LseLayout::transposed}};
+constexpr std::pair<const char*, Layout> layouts[] = {{"dense", Layout::dense},
+                                                      {"bhsd", Layout::bhsd},
+                                                      {"gapped", Layout::gapped},
+                                                      {"padded", Layout::padded},
+                                                      {"offset", Layout::offset},
+                                                      {"repeat_batch", Layout::repeat_batch},
+                                                      {"repeat_rows", Layout::repeat_rows},
+                                                      {"repeat_heads", Layout::repeat_heads},
+                                                      {"packed", Layout::packed}};
+
+template <class T, std::size_t n>
+T choice(const Json& value, const char* key, const std::pair<const char*, T> (&allowed)[n]) {
+  std::string names;
+  for (const auto& [name, result] : allowed) {
+    if (value == name) return result;
+    names += (names.empty() ? "" : ", ") + std::string(name);
+  }
+  throw std::runtime_error(fmt::format("{} is {}; allowed are {}", key, value.dump(), names));
+}
+
+double number(const Json& value, const char* key) {
+  if (value.is_number()) return value.get<double>();
+  // JSON has no words for these.
+  if (value == "nan") return std::numeric_limits<double>::quiet_NaN();
+  if (value == "inf") return std::numeric_limits<double>::infinity();
+  if (value == "-inf") return -std::numeric_limits<double>::infinity();
+  throw std::runtime_error(
+      fmt::format("{} is {}; it must be a number, \"nan\", \"inf\" or \"-inf\"", key, value.dump()));
+}
+
+std::int64_t integer(const Json& value, const char* key) {
+  if (!value.is_number_integer())
+    throw std::runtime_error(fmt::format("{} is {}; it must be an integer", key, value.dump()));
+  return value.get<std::int64_t>();
+}
+
+bool boolean(const Json& value, const char* key) {
+  if (!value.is_boolean())
+    throw std::runtime_error(fmt::format("{} is {}; it must be true or false", key, value.dump()));
+  return value.get<bool>();
+}
+
+/// Hands each value to the reader of its key; a key without one is an error, so that a slip never weakens a case.
+using Readers = std::map<std::string, std::function<void(const Json&)>>;
+void read_object(const Json& object, const char* what, const Readers& readers) {
+  if (!object.is_object()) throw std::runtime_error(fmt::format("{} is {}; it must be an object", what, object.dump()));
+  for (const auto& [key, value] : object.items()) {
+    const auto reader = readers.find(key);
+    if (reader == readers.end()) {
+      std::string names;
+      for (const auto& [name, _] : readers) names += (names.empty() ? "" : ", ") + name;
+      throw std::runtime_error(fmt::format("unknown key \"{}\" in {}; allowed are {}", key, what, names));
+    }
+    reader->second(value);
+  }
+}
+
+Patch parse_patch(const Json& object) {
+  Patch patch;
+  bool has_tensor = false, has_times = false;
+  constexpr std::pair<const char*, int> inputs[] = {{"q", 0}, {"k", 1}, {"v", 2}};
+  read_object(object, "a patch",
+              {{"tensor", [&](const Json& x) { patch.tensor = choice(x, "tensor", inputs), has_tensor = true; }},
+               {"batch", [&](const Json& x) { patch.batch = integer(x, "batch"); }},
+               {"row", [&](const Json& x) { patch.row = integer(x, "row"); }},
+               {"head", [&](const Json& x) { patch.head = integer(x, "head"); }},
+               {"feature", [&](const Json& x) { patch.feature = integer(x, "feature"); }},
+               {"value", [&](const Json& x) { patch.value = number(x, "value"); }},
+               {"times", [&](const Json& x) { patch.times = number(x, "times"), has_times = true; }}});
+  if (!has_tensor) throw std::runtime_error("a patch needs the key \"tensor\"");
+  if (patch.value.has_value() == has_times) throw std::runtime_error("a patch needs one of \"value\" and \"times\"");
+  return patch;
+}
+
+void check_layouts(const Case& c) {
+  const bool packed[] = {c.q.layout == Layout::packed, c.k.layout == Layout::packed, c.v.layout == Layout::packed};
+  if (packed[0] != packed[1] || packed[0] != packed[2])
+    throw std::runtime_error("layout packed is for q, k and v together");
+  if (packed[0] && (c.seqlen_q != c.seqlen_k || c.d != c.d_v))
+    throw std::runtime_error("layout packed needs seqlen_q = seqlen_k and d = d_v");
+  if (c.o.layout == Layout::repeat_batch || c.o.layout == Layout::repeat_rows || c.o.layout == Layout::repeat_heads ||
+      c.o.layout == Layout::packed)
+    throw std::runtime_error("o_layout must be one in which elements do not share memory with each other or an input");
+}
+
+/// One case; `object` holds no lists but the patches.
+Case parse_case(const Json& object) {
+  Case c;
+  std::optional<std::int64_t> seqlen_q, kv_heads, seqlen_k, d_v;
+  bool has_dtype = false;
+  const auto fill = [](TensorSpec& tensor, const char* key) {
+    return [&tensor, key](const Json& x) {
+      if (x != "normal") tensor.constant = number(x, key);
+    };
+  };
+  const auto scale = [](TensorSpec& tensor, const char* key) {
+    return [&tensor, key](const Json& x) { tensor.scale = number(x, key); };
+  };
+  const auto layout = [](TensorSpec& tensor, const char* key) {
+    return [&tensor, key](const Json& x) { tensor.layout = choice(x, key, layouts); };
+  };
+  const auto positive = [](std::int64_t& target, const char* key) {
+    return [&target, key](const Json& x) {
+      target = integer(x, key);
+      if (target < 1) throw std::runtime_error(fmt::format("{} is {}; it must be at least 1", key, target));
+    };
+  };
+  const auto size = [](auto& target, const char* key) {
+    return [&target, key](const Json& x) {
+      const std::int64_t value = integer(x, key);
+      if (value < 0) throw std::runtime_error(fmt::format("{} is {}; it must not be negative", key, value));
+      target = value;
+    };
+  };
+  std::int64_t repeats = 1;
+  // "layout" is for q, k and v, and gives way to "q_layout" and so on wherever in the object it stands.
+  if (object.contains("layout")) c.q.layout = c.k.layout = c.v.layout = choice(object["layout"], "layout", layouts);
+  read_object(object, "a case",
+              {{"name", [&](const Json& x) { c.name = x.get<std::string>(); }},
+               {"dtype", [&](const Json& x) { c.dtype = choice(x, "dtype", dtypes), has_dtype = true; }},
+               {"batch", size(c.batch, "batch")},
+               {"heads", positive(c.heads, "heads")},
+               {"kv_heads", size(kv_heads, "kv_heads")},
+               {"seqlen_q", size(seqlen_q, "seqlen_q")},
+               {"seqlen_k", size(seqlen_k, "seqlen_k")},
+               {"d", positive(c.d, "d")},
+               {"d_v", size(d_v, "d_v")},
+               {"causal", [&](const Json& x) { c.causal = boolean(x, "causal"); }},
+               {"softmax_scale", [&](const Json& x) { c.softmax_scale = float(number(x, "softmax_scale")); }},
+               {"layout", [](const Json&) {}},
+               {"q_layout", layout(c.q, "q_layout")},
+               {"k_layout", layout(c.k, "k_layout")},
+               {"v_layout", layout(c.v, "v_layout")},
+               {"o_layout", layout(c.o, "o_layout")},
+               {"q", fill(c.q, "q")},
+               {"k", fill(c.k, "k")},
+               {"v", fill(c.v, "v")},
+               {"q_scale", scale(c.q, "q_scale")},
+               {"k_scale", scale(c.k, "k_scale")},
+               {"v_scale", scale(c.v, "v_scale")},
+               {"lse", [&](const Json& x) { c.lse = choice(x, "lse", lse_layouts); }},
+               {"patches",
+                [&](const Json& x) {
+                  for (const Json& patch : x) c.patches.push_back(parse_patch(patch));
+                }},
+               {"null", [&](const Json& x) { c.null_if_empty = boolean(x, "null"); }},
+               {"repeats", positive(repeats, "repeats")},
+               {"graph", [&](const Json& x) { c.graph = boolean(x, "graph"); }},
+               {"big", [&](const Json& x) { c.big = boolean(x, "big"); }}});
+  if (!has_dtype) throw std::runtime_error("a case needs the key \"dtype\"");
+  if (!seqlen_q) throw std::runtime_error("a case needs the key \"seqlen_q\"");
+  c.seqlen_q = *seqlen_q;
+  c.seqlen_k = seqlen_k.value_or(c.seqlen_q);
+  c.kv_heads = kv_heads.value_or(c.heads);
+  c.d_v = d_v.value_or(c.d);
+  c.repeats = int(repeats);
+  check_layouts(c);
+  return c;
+}
+
+std::string name_part(const std::string& key, const Json& value) {
+  return fmt::format("/{}={}", key, value.is_string() ? value.get<std::string>() : value.dump());
+}
+
+/// Appends to `out` every choice of one value per list in `object`; each adds "/key=value" to the name.
+void expand(const Json& object, std::vector<Json>& out) {
+  for (const auto& [key, value] : object.items()) {
+    if (!value.is_array() || key == "patches") continue;
+    if (value.empty()) throw std::runtime_error(fmt::format("{} is an empty list", key));
+    for (const Json& element : value) {
+      Json one = object;
+      one[key] = element;
+      one["name"] = object.at("name").get<std::string>() + name_part(key, element);
+      expand(one, out);
+    }
+    return;
+  }
+  out.push_back(object);
+}
+
+/// The variations under "each": objects whose keys are added to the case, and to its name.
+std::vector<Json> variations(Json object) {
+  if (!object.contains("each")) return {object};
+  const Json each = object["each"];
+  object.erase("each");
+  if (!each.is_array() || each.empty()) throw std::runtime_error("each must be a list of objects, not empty");
+  std::vector<Json> result;
+  for (const Json& variation : each) {
+    Json one = object;
+    std::string name = object.at("name").get<std::string>();
+    for (const auto& [key, value] : variation.items()) {
+      if (key == "name") {
+        name.append("/").append(value.get<std::string>());
+      } else {
+        one[key] = value;
+        if (!value.is_array()) name += name_part(key, value);
+      }
+    }
+    one["name"] = name;
+    result.push_back(one);
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<Case> parse_cases(const CaseFile& file) {
+  std::string where = std::string(file.name) + ".json";
+  try {
+    std::vector<Case> cases;
+    const Json document = Json::parse(file.text);
+    const Json* list = nullptr;
+    read_object(document, "the file", {{"about", [](const Json&) {}}, {"cases", [&](const Json& x) { list = &x; }}});
+    if (!list || !list->is_array()) throw std::runtime_error("the file needs a list \"cases\"");
+    for (const Json& entry : *list) {
+      where = fmt::format("{}.json", file.name);
+      if (!entry.is_object() || !entry.contains("name") || !entry["name"].is_string())
+        throw std::runtime_error("every case needs a string \"name\"");
+      Json object = entry;
+      object["name"] = fmt::format("{}/{}", file.name, entry["name"].get<std::string>());
+      where += ": " + object["name"].get<std::string>();
+      std::vector<Json> expanded;
+      for (const Json& variation : variations(object)) expand(variation, expanded);
+      for (const Json& one : expanded) cases.push_back(parse_case(one));
+    }
+    return cases;
+  } catch (const std::exception& error) {
+    throw std::runtime_error(where + ": " + error.what());
+  }
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> all;
+  std::set<std::string> names;
+  for (const CaseFile& file : embedded_case_files()) {
+    for (Case& c : parse_cases(file)) {
+      if (!names.insert(c.name).second) throw std::runtime_error(fmt::format("two cases are named {}", c.name));
+      all.push_back(std::move(c));
+    }
+  }
+  return all;
+}
+
+bool runs_on(const Case& case_, fa3_device device) {
+  return device == FA3_DEVICE_CUDA ? case_.dtype != FA3_F32 : !case_.big;
+}
+
+bool name_matches(const std::string& name, const std::string& filter) {
+  if (filter.find_first_of("*?[") == std::string::npos) return name.find(filter) != std::string::npos;
+  return fnmatch(filter.c_str(), name.c_str(), 0) == 0;
+}
+
+}  // namespace fa3::check

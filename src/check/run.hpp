@@ -1,0 +1,24 @@
+// Runs a case through the public API and judges it.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "check/case.hpp"
+#include "check/judge.hpp"
+#include "fa3/fa3.hpp"
+
+namespace fa3::check {
+
+/// What is tested, with the signature of fa3::forward. The tests of this code put faulty ones in its place.
+using ForwardFunction = std::function<Status(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
+                                             const Tensor& o, const std::optional<RowTensor>& lse,
+                                             const ForwardOptions& options, Workspace workspace, fa3_stream stream)>;
+
+/// Makes the data of `case_`, runs it on `device` (cpu or cuda) and judges the result (see judge()). Beyond that it
+/// checks that nothing is written outside the elements of O and LSE (guard zones around them, gaps between their rows),
+/// that the inputs are as before, and that repeats give the same bits. The workspace holds garbage. Throws if the
+/// machine fails (memory, CUDA), not if the case does.
+Verdict run_case(const Case& case_, Device device, const ForwardFunction& forward = fa3::forward);
+
+}  // namespace fa3::check

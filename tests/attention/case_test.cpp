@@ -1,0 +1,100 @@
+// The format of the case files: what it expands to, and that slips are errors.
+#include "check/case.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <stdexcept>
+
+namespace fa3::check {
+namespace {
+
+std::vector<Case> parse(const std::string& cases) { return parse_cases({"file", "{\"cases\": [" + cases + "]}"}); }
+
+std::string error_of(const std::string& cases) {
+  try {
+    parse(cases);
+  } catch (const std::runtime_error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(CaseFiles, AllParseWithUniqueNames) { EXPECT_GT(all_cases().size(), 1000u); }
+
+TEST(CaseFiles, DefaultsFollowTheOtherKeys) {
+  const Case c = parse(R"({"name": "a", "dtype": "bf16", "heads": 6, "seqlen_q": 5, "d": 40})").at(0);
+  EXPECT_EQ(c.name, "file/a");
+  EXPECT_EQ(c.dtype, FA3_BF16);
+  EXPECT_EQ(c.kv_heads, 6);
+  EXPECT_EQ(c.seqlen_k, 5);
+  EXPECT_EQ(c.d_v, 40);
+  EXPECT_FALSE(c.softmax_scale.has_value());
+}
+
+TEST(CaseFiles, ListsAreCrossed) {
+  const auto cases = parse(R"({"name": "a", "dtype": ["f16", "f32"], "seqlen_q": [1, 2, 3]})");
+  ASSERT_EQ(cases.size(), 6u);
+  EXPECT_EQ(cases[0].name, "file/a/dtype=f16/seqlen_q=1");
+  EXPECT_EQ(cases[5].name, "file/a/dtype=f32/seqlen_q=3");
+  EXPECT_EQ(cases[5].dtype, FA3_F32);
+  EXPECT_EQ(cases[5].seqlen_q, 3);
+}
+
+TEST(CaseFiles, VariationsAreNotCrossed) {
+  const auto cases = parse(R"({"name": "a", "dtype": "f16", "seqlen_q": 1,
+                               "each": [{"heads": 4, "kv_heads": 2}, {"name": "b", "heads": [1, 3]}]})");
+  ASSERT_EQ(cases.size(), 3u);
+  EXPECT_EQ(cases[0].name, "file/a/heads=4/kv_heads=2");
+  EXPECT_EQ(cases[1].name, "file/a/b/heads=1");
+  EXPECT_EQ(cases[2].heads, 3);
+}
+
+TEST(CaseFiles, ANarrowLayoutWinsOverTheCommonOne) {
+  const Case c = parse(R"({"name": "a", "dtype": "f16", "seqlen_q": 1, "k_layout": "padded", "layout": "bhsd"})").at(0);
+  EXPECT_EQ(c.q.layout, Layout::bhsd);
+  EXPECT_EQ(c.k.layout, Layout::padded);
+  EXPECT_EQ(c.o.layout, Layout::dense);
+}
+
+TEST(CaseFiles, PatchesHoldNumbersThatJsonHasNot) {
+  const Case c = parse(R"({"name": "a", "dtype": "f16", "seqlen_q": 9,
+                           "patches": [{"tensor": "v", "row": -1, "value": "nan"}, {"tensor": "k", "times": 3}]})")
+                     .at(0);
+  ASSERT_EQ(c.patches.size(), 2u);
+  EXPECT_EQ(c.patches[0].tensor, 2);
+  EXPECT_EQ(c.patches[0].row, -1);
+  EXPECT_TRUE(std::isnan(*c.patches[0].value));
+  EXPECT_EQ(c.patches[1].times, 3);
+}
+
+TEST(CaseFiles, SlipsAreErrorsThatNameThem) {
+  EXPECT_NE(error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": 1, "casual": true})")
+                .find("file.json: file/a: unknown key \"casual\""),
+            std::string::npos);
+  EXPECT_NE(error_of(R"({"name": "a", "dtype": "f8", "seqlen_q": 1})").find("allowed are f16, bf16, f32"),
+            std::string::npos);
+  EXPECT_NE(error_of(R"({"name": "a", "seqlen_q": 1})").find("needs the key \"dtype\""), std::string::npos);
+  EXPECT_NE(error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": "7"})").find("seqlen_q is \"7\""), std::string::npos);
+  EXPECT_NE(error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": -1})").find("must not be negative"),
+            std::string::npos);
+  EXPECT_NE(error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": []})").find("empty list"), std::string::npos);
+  EXPECT_NE(error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": 1, "o_layout": "repeat_rows"})").find("o_layout"),
+            std::string::npos);
+  EXPECT_NE(error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": 1, "patches": [{"tensor": "k"}]})")
+                .find("\"value\" and \"times\""),
+            std::string::npos);
+  EXPECT_NE(error_of(R"({"dtype": "f16", "seqlen_q": 1})").find("\"name\""), std::string::npos);
+  EXPECT_NE(error_of("7").find("file.json"), std::string::npos);
+}
+
+TEST(CaseNames, MatchAsPartOrAsGlob) {
+  EXPECT_TRUE(name_matches("lengths/d64/dtype=f16", "d64"));
+  EXPECT_FALSE(name_matches("lengths/d64/dtype=f16", "d128"));
+  EXPECT_TRUE(name_matches("lengths/d64/dtype=f16", "lengths/*=f16"));
+  EXPECT_FALSE(name_matches("lengths/d64/dtype=f16", "d64*"));
+  EXPECT_TRUE(name_matches("anything", ""));
+}
+
+}  // namespace
+}  // namespace fa3::check

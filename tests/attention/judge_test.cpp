@@ -1,0 +1,196 @@
+// The judge must object to everything it is there to find: each test puts one fault into a right forward pass.
+#include "check/judge.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "check/run.hpp"
+#include "dtype.hpp"
+
+namespace fa3::check {
+namespace {
+
+using Fault = std::function<void(const Tensor& o, const RowTensor& lse)>;
+
+Case small_case(fa3_dtype dtype) {
+  Case c;
+  c.name = "judge/small";
+  c.dtype = dtype;
+  c.batch = 2, c.heads = 4, c.kv_heads = 2, c.seqlen_q = 20, c.seqlen_k = 33;
+  c.causal = true;
+  c.o.layout = Layout::gapped;
+  return c;
+}
+
+/// The verdict on the library's result after `fault` was done to it.
+Verdict verdict_after(const Case& c, const Fault& fault) {
+  return run_case(
+      c, Device::cpu,
+      [&](const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
+          const std::optional<RowTensor>& lse, const ForwardOptions& options, Workspace workspace, fa3_stream stream) {
+        const Status status = forward(q, k, v, o, lse, options, workspace, stream);
+        fault(o, *lse);
+        return status;
+      });
+}
+
+template <class T = std::byte>
+T* at(const Tensor& o, std::int64_t batch, std::int64_t row, std::int64_t head, std::int64_t feature) {
+  const std::int64_t offset = batch * o.stride[0] + row * o.stride[1] + head * o.stride[2] + feature;
+  return static_cast<T*>(o.data) + offset;
+}
+
+float& at(const RowTensor& lse, std::int64_t batch, std::int64_t head, std::int64_t row) {
+  return static_cast<float*>(lse.data)[batch * lse.stride[0] + head * lse.stride[1] + row * lse.stride[2]];
+}
+
+template <class T>
+void add(T* element, double what) {
+  *element = from_float<T>(float(to_float(*element) + what));
+}
+
+class Judge : public testing::TestWithParam<fa3_dtype> {
+ protected:
+  const Case c = small_case(GetParam());
+
+  /// Does `change` to one element of O, whatever its type.
+  template <class Change>
+  Fault on_element(Change change) const {
+    return [this, change](const Tensor& o, const RowTensor&) {
+      with_dtype(c.dtype, [&]<class T>(T) { change(at<T>(o, 1, 7, 2, 5)); });
+    };
+  }
+};
+
+TEST_P(Judge, PassesWhatIsRight) {
+  const Verdict verdict = verdict_after(c, [](const Tensor&, const RowTensor&) {});
+  EXPECT_TRUE(verdict.passed) << verdict.message;
+  EXPECT_EQ(verdict.rows, 2 * 20 * 4);
+  EXPECT_GT(verdict.o_allowed, 0);
+}
+
+TEST_P(Judge, FindsOneElementOffByThreeTolerances) {
+  const double allowed = verdict_after(c, [](const Tensor&, const RowTensor&) {}).o_allowed;
+  const Verdict verdict = verdict_after(c, on_element([&](auto* x) { add(x, 3 * allowed); }));
+  EXPECT_FALSE(verdict.passed);
+  EXPECT_NE(verdict.message.find("at batch 1, row 7, head 2, feature 5"), std::string::npos) << verdict.message;
+}
+
+TEST_P(Judge, FindsAnUnwrittenElement) {
+  const Verdict verdict = verdict_after(c, on_element([&](auto* x) { fill_poison(x, c.dtype, 1); }));
+  EXPECT_EQ(verdict.message, "O: 1 elements were not written, the first at batch 1, row 7, head 2, feature 5");
+}
+
+TEST_P(Judge, FindsANaN) {
+  const Verdict verdict =
+      verdict_after(c, on_element([](auto* x) { *x = from_float<std::decay_t<decltype(*x)>>(NAN); }));
+  EXPECT_NE(verdict.message.find("the inputs of this row are finite"), std::string::npos) << verdict.message;
+}
+
+TEST_P(Judge, FindsWritesInFrontBehindAndBetween) {
+  for (const char* where : {"in front", "between", "behind"}) {
+    const Verdict verdict = verdict_after(c, [&](const Tensor& o, const RowTensor&) {
+      const std::int64_t offset = where == std::string("in front")  ? -1
+                                  : where == std::string("between") ? c.d_v
+                                                                    : c.batch * o.stride[0];
+      with_dtype(c.dtype, [&]<class T>(T) { *at<T>(o, 0, 0, 0, offset) = from_float<T>(1); });
+    });
+    EXPECT_EQ(verdict.message, "memory outside the elements of O was written") << where;
+  }
+  const Verdict verdict = verdict_after(c, [](const Tensor&, const RowTensor& lse) { at(lse, 0, 0, 2 * 4 * 20) = 1; });
+  EXPECT_EQ(verdict.message, "memory outside the elements of LSE was written");
+}
+
+TEST_P(Judge, FindsAWrongLse) {
+  const Verdict off = verdict_after(c, [](const Tensor&, const RowTensor& lse) { at(lse, 1, 3, 19) += 1e-3f; });
+  EXPECT_NE(off.message.find("LSE is "), std::string::npos) << off.message;
+  EXPECT_NE(off.message.find("batch 1, row 19, head 3"), std::string::npos) << off.message;
+  const Verdict unwritten =
+      verdict_after(c, [](const Tensor&, const RowTensor& lse) { fill_poison(&at(lse, 1, 3, 19), FA3_F32, 1); });
+  EXPECT_EQ(unwritten.message, "LSE: 1 elements were not written, the first at batch 1, row 19, head 3");
+  const Verdict infinite = verdict_after(c, [](const Tensor&, const RowTensor& lse) { at(lse, 1, 3, 19) = -INFINITY; });
+  EXPECT_NE(infinite.message.find("the inputs of this row are finite"), std::string::npos) << infinite.message;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Judge, testing::Values(FA3_F16, FA3_BF16, FA3_F32),
+                         [](const testing::TestParamInfo<fa3_dtype>& info) { return dtype_name(info.param); });
+
+TEST(JudgeOfRowsWithoutKeys, WantsExactZeroAndMinusInfinity) {
+  Case c = small_case(FA3_F16);
+  c.seqlen_k = 10;  // rows 0 .. 9 see nothing
+  EXPECT_TRUE(verdict_after(c, [](const Tensor&, const RowTensor&) {}).passed);
+  const Verdict o = verdict_after(c, [](const Tensor& o, const RowTensor&) { at<Half>(o, 0, 9, 0, 0)->bits = 1; });
+  EXPECT_NE(o.message.find("a row without keys must be 0"), std::string::npos) << o.message;
+  const Verdict lse = verdict_after(c, [](const Tensor&, const RowTensor& lse) { at(lse, 0, 0, 9) = -1e30f; });
+  EXPECT_NE(lse.message.find("a row without keys must be -inf"), std::string::npos) << lse.message;
+}
+
+TEST(JudgeOfNonFiniteInputs, FindsALeakAndALoss) {
+  Case c = small_case(FA3_F16);
+  Patch patch;
+  patch.tensor = 2, patch.batch = 1, patch.head = 0, patch.value = NAN;  // query heads 0 and 1 of batch entry 1
+  c.patches = {patch};
+  EXPECT_TRUE(verdict_after(c, [](const Tensor&, const RowTensor&) {}).passed);
+  const Verdict leak =
+      verdict_after(c, [](const Tensor& o, const RowTensor&) { *at<Half>(o, 1, 3, 2, 0) = from_float<Half>(NAN); });
+  EXPECT_NE(leak.message.find("batch 1, row 3, head 2"), std::string::npos) << leak.message;
+  const Verdict loss =
+      verdict_after(c, [](const Tensor& o, const RowTensor&) { *at<Half>(o, 1, 3, 1, 0) = from_float<Half>(0); });
+  EXPECT_NE(loss.message.find("a NaN or Inf of the input was lost"), std::string::npos) << loss.message;
+}
+
+TEST(JudgeOfSamples, TakesFirstAndLastRow) {
+  std::vector<Half> q(8 * 100, from_float<Half>(1)), o(8 * 100, from_float<Half>(2)), v(8 * 4, from_float<Half>(2));
+  ForwardProblem p;
+  p.batch = 1, p.heads = 1, p.kv_heads = 1, p.seqlen_q = 100, p.seqlen_k = 4, p.d = 8, p.d_v = 8;
+  p.q = {q.data(), {1, 100, 1, 8}, {0, 8, 0, 1}};
+  p.k = {q.data(), {1, 4, 1, 8}, {0, 8, 0, 1}};
+  p.v = {v.data(), {1, 4, 1, 8}, {0, 8, 0, 1}};
+  p.o = {o.data(), {1, 100, 1, 8}, {0, 8, 0, 1}};
+  p.softmax_scale = 1;
+  const Verdict right = judge(p, 10, 1);
+  EXPECT_TRUE(right.passed) << right.message;
+  EXPECT_EQ(right.rows, 10);
+  for (const std::size_t row : {0, 99}) {
+    o[row * 8] = from_float<Half>(2.5f);
+    EXPECT_FALSE(judge(p, 10, 1).passed) << row;
+    o[row * 8] = from_float<Half>(2);
+  }
+  fill_poison(&o[50 * 8 + 3], FA3_F16, 1);  // not in the sample, yet unwritten
+  EXPECT_FALSE(judge(p, 2, 1).passed);
+}
+
+TEST(RunCase, ReportsARefusal) {
+  const Verdict verdict =
+      run_case(small_case(FA3_F16), Device::cpu, [](auto&&...) { return Status(FA3_INTERNAL, "no"); });
+  EXPECT_EQ(verdict.message, "no");
+  EXPECT_FALSE(verdict.passed);
+}
+
+TEST(RunCase, FindsAChangedInput) {
+  Case c = small_case(FA3_F16);
+  const Verdict verdict = run_case(
+      c, Device::cpu,
+      [](const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
+         const std::optional<RowTensor>& lse, const ForwardOptions& options, Workspace workspace, fa3_stream stream) {
+        const Status status = forward(q, k, v, o, lse, options, workspace, stream);
+        ++*static_cast<unsigned char*>(const_cast<void*>(k.data));
+        return status;
+      });
+  EXPECT_EQ(verdict.message, "the memory of k was changed");
+}
+
+TEST(RunCase, FindsARunWithOtherBits) {
+  Case c = small_case(FA3_F16);
+  c.repeats = 3;
+  int calls = 0;
+  const Verdict verdict = verdict_after(c, [&](const Tensor& o, const RowTensor&) {
+    if (++calls == 3) at<Half>(o, 0, 0, 0, 0)->bits ^= 1;
+  });
+  EXPECT_EQ(verdict.message, "run 3 gave other bits than run 1");
+}
+
+}  // namespace
+}  // namespace fa3::check

@@ -1,0 +1,273 @@
+// The fa3 command from end to end: results, messages, exit codes, and that nothing is left behind on errors.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <bit>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "fa3/fa3.hpp"
+#include "files.hpp"
+#include "npy.hpp"
+
+namespace fa3::cli {
+namespace {
+
+struct Outcome {
+  int code;
+  std::string out, err;
+};
+
+class Command : public testing::Test {
+ protected:
+  Outcome fa3(const std::string& arguments) const {
+    const std::string command = std::string("'" FA3_COMMAND "' ") + arguments + " >" + logs_.file("out") + " 2>" +
+                                logs_.file("err") + " </dev/null";
+    const int status = std::system(command.c_str());
+    return {WEXITSTATUS(status), read_file(logs_.file("out")), read_file(logs_.file("err"))};
+  }
+  std::string path(const std::string& name) const { return directory_.file(name); }
+  std::vector<std::string> contents() const { return directory_.contents(); }
+
+  static std::string ramp(const std::string& descr, const std::vector<int>& shape) {
+    std::string text;
+    std::size_t elements = 1;
+    for (const int extent : shape) {
+      text += std::to_string(extent) + ", ";
+      elements *= std::size_t(extent);
+    }
+    std::vector<float> values(elements);
+    for (std::size_t i = 0; i < elements; ++i) values[i] = float(int(i * 7919 % 201) - 100) / 50;
+    std::string data;
+    if (descr == "<f4") data = raw(values);
+    if (descr == "<f8") data = raw(std::vector<double>(values.begin(), values.end()));
+    if (descr == "|V2")
+      for (const float x : values) data += raw<std::uint16_t>({std::uint16_t(std::bit_cast<std::uint32_t>(x) >> 16)});
+    return npy_bytes(npy_dict(descr, "(" + text + ")"), data);
+  }
+  void write_inputs(const std::string& descr, const std::vector<int>& q, const std::vector<int>& k,
+                    const std::vector<int>& v) const {
+    write_file(path("q.npy"), ramp(descr, q));
+    write_file(path("k.npy"), ramp(descr, k));
+    write_file(path("v.npy"), ramp(descr, v));
+  }
+  /// fa3 run on the cpu with q.npy, k.npy, v.npy to o.npy.
+  Outcome run(const std::string& more = "") const {
+    return fa3("run --device cpu --q " + path("q.npy") + " --k " + path("k.npy") + " --v " + path("v.npy") + " --out " +
+               path("o.npy") + " " + more);
+  }
+  /// That `outcome` is an error of bad input that says `what`, and that no output was left.
+  void expect_refused(const Outcome& outcome, const std::string& what) const {
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_TRUE(outcome.err.starts_with("fa3: error: ")) << outcome.err;
+    EXPECT_NE(outcome.err.find(what), std::string::npos) << outcome.err;
+    for (const std::string& name : contents())
+      EXPECT_FALSE(name.starts_with("o.npy") || name.starts_with("lse.npy")) << name;
+  }
+
+ private:
+  const TemporaryDirectory directory_, logs_;
+};
+
+TEST_F(Command, HasHelpEverywhere) {
+  for (const char* command : {"", "run ", "info ", "check ", "bench "}) {
+    const Outcome outcome = fa3(std::string(command) + "--help");
+    EXPECT_EQ(outcome.code, 0) << command;
+    EXPECT_NE(outcome.out.find("--help"), std::string::npos) << command;
+    EXPECT_TRUE(outcome.err.empty()) << outcome.err;
+  }
+}
+
+TEST_F(Command, PrintsItsVersion) {
+  const Outcome outcome = fa3("--version");
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_EQ(outcome.out, "fa3 0.1.0\n");
+}
+
+TEST_F(Command, RefusesBadUsage) {
+  for (const char* arguments :
+       {"", "nonsense", "run", "run --out o.npy", "run --nonsense", "check --device gpu", "bench --d 0",
+        "bench --mode quick", "bench --causal --full", "bench --lib x.so", "info extra"}) {
+    const Outcome outcome = fa3(arguments);
+    EXPECT_EQ(outcome.code, 2) << arguments;
+    EXPECT_TRUE(outcome.err.starts_with("fa3: error: ")) << arguments << ": " << outcome.err;
+    EXPECT_TRUE(outcome.out.empty()) << arguments << ": " << outcome.out;
+  }
+}
+
+TEST_F(Command, InfoPrintsVersionDevicesAndKernels) {
+  const Outcome outcome = fa3("info");
+  EXPECT_EQ(outcome.code, 0);
+  for (const char* what : {"fa3 0.1.0, sources ", "cpu: ", "cuda: ", "f16_d64", "bf16_d256"})
+    EXPECT_NE(outcome.out.find(what), std::string::npos) << what << " in:\n" << outcome.out;
+}
+
+TEST_F(Command, RunComputesAttention) {
+  write_inputs("<f4", {2, 5, 4, 16}, {2, 7, 2, 16}, {2, 7, 2, 8});
+  const Outcome outcome = run("--causal --scale 0.5 --lse " + path("lse.npy"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* what : {"q: [2, 5, 4, 16] f32 from ", "device: cpu", "kernel: cpu_", "time: ", "TFLOP/s",
+                           "error against fp64, 40 of 40 rows"})
+    EXPECT_NE(outcome.out.find(what), std::string::npos) << what << " in:\n" << outcome.out;
+
+  const Array o = load_npy(path("o.npy")), lse = load_npy(path("lse.npy"));
+  EXPECT_EQ(o.dtype, FileDtype::f32);
+  EXPECT_EQ(o.shape, (std::vector<std::int64_t>{2, 5, 4, 8}));
+  EXPECT_EQ(lse.shape, (std::vector<std::int64_t>{2, 4, 5}));
+  // The same through the library.
+  const Array q = load_npy(path("q.npy")), k = load_npy(path("k.npy")), v = load_npy(path("v.npy"));
+  std::vector<std::byte> o_wanted(o.data.size()), lse_wanted(lse.data.size());
+  ForwardOptions options;
+  options.causal = true;
+  options.softmax_scale = 0.5f;
+  const Status status = forward(ConstTensor(q.data.data(), {2, 5, 4, 16}, Dtype::f32, Device::cpu),
+                                ConstTensor(k.data.data(), {2, 7, 2, 16}, Dtype::f32, Device::cpu),
+                                ConstTensor(v.data.data(), {2, 7, 2, 8}, Dtype::f32, Device::cpu),
+                                Tensor(o_wanted.data(), {2, 5, 4, 8}, Dtype::f32, Device::cpu),
+                                RowTensor(lse_wanted.data(), {2, 4, 5}, Dtype::f32, Device::cpu), options);
+  ASSERT_TRUE(status) << status.message();
+  EXPECT_EQ(o.data, o_wanted);
+  EXPECT_EQ(lse.data, lse_wanted);
+}
+
+TEST_F(Command, RunTakesAnNpzWithoutBatch) {
+  const std::string array = ramp("<f8", {6, 2, 8});
+  write_zip(path("qkv.npz"), {{"q.npy", array}, {"k.npy", array}, {"v.npy", array}}, ZIP_CM_DEFLATE);
+  const Outcome outcome =
+      fa3("run --device cpu --dtype f16 --out " + path("o.npy") + " --lse " + path("lse.npy") + " " + path("qkv.npz"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("k: [6, 2, 8] f64 from " + path("qkv.npz") + ": k, converted to f16"), std::string::npos)
+      << outcome.out;
+  EXPECT_EQ(load_npy(path("o.npy")).shape, (std::vector<std::int64_t>{6, 2, 8}));
+  EXPECT_EQ(load_npy(path("o.npy")).dtype, FileDtype::f16);
+  EXPECT_EQ(load_npy(path("lse.npy")).shape, (std::vector<std::int64_t>{2, 6}));
+}
+
+TEST_F(Command, RunWritesBf16AsF32) {
+  write_inputs("|V2", {1, 3, 1, 8}, {1, 3, 1, 8}, {1, 3, 1, 8});
+  const Outcome outcome = run();
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("holds the bf16 result exactly"), std::string::npos) << outcome.out;
+  const Array o = load_npy(path("o.npy"));
+  EXPECT_EQ(o.dtype, FileDtype::f32);
+  for (std::size_t i = 0; i < o.data.size(); i += 4)
+    EXPECT_TRUE(o.data[i] == std::byte(0) && o.data[i + 1] == std::byte(0));
+}
+
+TEST_F(Command, RunComparesWithAnExpectedResult) {
+  write_inputs("<f4", {1, 4, 1, 8}, {1, 4, 1, 8}, {1, 4, 1, 8});
+  ASSERT_EQ(run().code, 0);
+  std::filesystem::rename(path("o.npy"), path("expected.npy"));
+  const Outcome same = run("--expected " + path("expected.npy"));
+  EXPECT_EQ(same.code, 0) << same.err;
+  EXPECT_NE(same.out.find("difference from " + path("expected.npy") + ": 0\n"), std::string::npos) << same.out;
+  std::filesystem::remove(path("o.npy"));
+  const Outcome other = run("--scale 3 --expected " + path("expected.npy"));
+  EXPECT_EQ(other.code, 1);
+  EXPECT_NE(other.err.find("O is off by "), std::string::npos) << other.err;
+  EXPECT_FALSE(std::filesystem::exists(path("o.npy")));
+}
+
+TEST_F(Command, RunTakesEmptyArrays) {
+  write_inputs("<f4", {1, 3, 2, 8}, {1, 0, 2, 8}, {1, 0, 2, 8});
+  const Outcome outcome = run("--lse " + path("lse.npy"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(load_npy(path("o.npy")).data, std::vector<std::byte>(3 * 2 * 8 * 4));
+}
+
+TEST_F(Command, RunRefusesBadFiles) {
+  const std::string good = ramp("<f4", {1, 4, 2, 8});
+  const auto with_v = [&](const std::string& bytes) {
+    write_file(path("q.npy"), good);
+    write_file(path("k.npy"), good);
+    write_file(path("v.npy"), bytes);
+    return run("--lse " + path("lse.npy"));
+  };
+  expect_refused(with_v(good.substr(0, good.size() - 3)), path("v.npy") + ": is truncated");
+  expect_refused(with_v(good + "x"), path("v.npy") + ": has 1 bytes after its data");
+  expect_refused(with_v(""), path("v.npy") + ": is empty");
+  expect_refused(with_v(npy_bytes(npy_dict("<i4", "(1, 4, 2, 8)"), std::string(256, '\0'))),
+                 path("v.npy") + ": element type is <i4");
+  expect_refused(with_v(ramp("<f4", {4, 16})),
+                 "v has shape [4, 16]; it must be [batch, seqlen, heads, d] or [seqlen, heads, d]");
+  expect_refused(with_v(ramp("<f4", {4, 2, 8})), "all three have a batch dimension or none");
+  expect_refused(with_v(ramp("<f4", {1, 5, 2, 8})),
+                 "v: shape is [1, 5, 2, 8], expected [batch, seqlen_k, kv_heads, d_v] = [1, 4, 2, 8]");
+  std::filesystem::remove(path("v.npy"));
+  expect_refused(run(), path("v.npy") + ": cannot be opened");
+}
+
+TEST_F(Command, RunRefusesWhatTheLibraryRefuses) {
+  write_inputs("<f4", {1, 4, 2, 12}, {1, 4, 2, 12}, {1, 4, 2, 12});
+  expect_refused(run(), "d is 12; it must be a multiple of 8");
+  write_inputs("<f4", {1, 4, 3, 8}, {1, 4, 2, 8}, {1, 4, 2, 8});
+  expect_refused(run(), "heads is 3; it must be a multiple of kv_heads = 2");
+  write_inputs("<f4", {1, 4, 2, 8}, {1, 4, 2, 8}, {1, 4, 2, 8});
+  expect_refused(run("--scale inf"), "softmax_scale");
+}
+
+TEST_F(Command, RunRefusesBadOptions) {
+  write_inputs("<f4", {1, 4, 2, 8}, {1, 4, 2, 8}, {1, 4, 2, 8});
+  expect_refused(run("--lse " + path("o.npy")), "--lse and --out are the same file");
+  expect_refused(run("--dtype f8"), "--dtype");
+  expect_refused(run("--expected " + path("q.npy") + " --lse " + path("missing/lse.npy")),
+                 path("missing/lse.npy") + ": cannot be written");
+  expect_refused(fa3("run --q " + path("q.npy") + " --k " + path("k.npy") + " --out " + path("o.npy")),
+                 "--v is missing");
+  expect_refused(fa3("run x.npz --q " + path("q.npy") + " --out " + path("o.npy")), "--q and a .npz file are given");
+  const Outcome unwritable = fa3("run --q a --k b --v c --out " + path("missing/o.npy"));
+  expect_refused(unwritable, path("missing/o.npy") + ": cannot be written");  // said before the inputs are read
+}
+
+TEST_F(Command, RunKeepsAnOldOutputOnErrors) {
+  write_inputs("<f4", {1, 4, 2, 8}, {1, 4, 2, 8}, {1, 4, 2, 16});
+  ASSERT_EQ(run().code, 0);
+  const std::string before = read_file(path("o.npy"));
+  write_file(path("v.npy"), "damage");
+  EXPECT_EQ(run().code, 2);
+  EXPECT_EQ(read_file(path("o.npy")), before);
+}
+
+TEST_F(Command, CudaWithoutAUsableGpuIsExitCode3) {
+  if (fa3_device_available(FA3_DEVICE_CUDA) == FA3_OK) GTEST_SKIP() << "there is a usable GPU here";
+  write_inputs("<f4", {1, 4, 2, 8}, {1, 4, 2, 8}, {1, 4, 2, 8});
+  const Outcome run = fa3("run --device cuda --q " + path("q.npy") + " --k " + path("k.npy") + " --v " + path("v.npy") +
+                          " --out " + path("o.npy"));
+  for (const Outcome& outcome : {run, fa3("check --device cuda"), fa3("bench --device cuda")}) {
+    EXPECT_EQ(outcome.code, 3);
+    EXPECT_TRUE(outcome.err.starts_with("fa3: error: ")) << outcome.err;
+  }
+  EXPECT_FALSE(std::filesystem::exists(path("o.npy")));
+}
+
+TEST_F(Command, CheckRunsTheCasesAFilterSelects) {
+  const Outcome outcome = fa3("check --device cpu --cases reported/A02");
+  EXPECT_EQ(outcome.code, 0) << outcome.out;
+  EXPECT_NE(outcome.out.find("ok   cpu  reported/A02_one_key_many_rows/dtype=f16: "), std::string::npos) << outcome.out;
+  EXPECT_TRUE(outcome.out.ends_with("2 passed, 0 failed\n")) << outcome.out;
+  EXPECT_TRUE(fa3("check --device cpu --cases 'reported/A0[29]*=bf16'").out.ends_with("2 passed, 0 failed\n"));
+  expect_refused(fa3("check --device cpu --cases nothing_like_it"), "--cases is nothing_like_it");
+}
+
+TEST_F(Command, BenchWritesItsRows) {
+  const Outcome outcome =
+      fa3("bench --device cpu --d 64,128 --seqlen 64 --dtype f32 --batch 1 --heads 2 --kv-heads 1 --causal --out " +
+          path("bench.json"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto result = nlohmann::json::parse(read_file(path("bench.json")));
+  EXPECT_EQ(result.at("source_hash"), fa3_source_hash());
+  ASSERT_EQ(result.at("rows").size(), 2u);
+  const auto& row = result["rows"][1];
+  EXPECT_EQ(row.at("op"), "forward");
+  EXPECT_EQ(row.at("dtype"), "f32");
+  EXPECT_EQ(row.at("d"), 128);
+  EXPECT_EQ(row.at("causal"), true);
+  EXPECT_EQ(row.at("kv_heads"), 1);
+  EXPECT_GT(row.at("tflops").get<double>(), 0);
+  const Outcome unwritable = fa3("bench --device cpu --out " + path("missing/bench.json"));
+  EXPECT_EQ(unwritable.code, 2);
+  EXPECT_TRUE(unwritable.out.empty());
+}
+
+}  // namespace
+}  // namespace fa3::cli
