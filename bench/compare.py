@@ -1,0 +1,579 @@
+#!/usr/bin/env python3
+"""Times fa3 beside its peers in one process: PyTorch's cuDNN and FlashAttention-2 attention, and the GEMM ceiling.
+
+Default shapes: the grid of the FlashAttention-3 paper (16,384 tokens in all, hidden size 2048, d 64/128/256, seqlen
+512..16384, full and causal). Every cell's output is checked against a peer's before it is timed. Method and result
+format: docs/benchmarks.md. Needs Python 3.10 and PyTorch 2.8 or later.
+
+Exit status: 0 done, 1 fa3 was wrong or could not run (nothing is written from then on), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import datetime
+import itertools
+import json
+import math
+import os
+import pathlib
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+BUDGET_S = {"short": 0.12, "long": 2.0}  # repeats per implementation and cell
+MIN_SAMPLE_S = 0.5e-3  # shorter calls are timed in batches of this length, so that the clock's own cost does not show
+MAX_RELATIVE_ERROR = 2e-2
+
+Call = Callable[[], None]
+PeerCall = Callable[[], torch.Tensor]
+
+
+class BenchError(Exception):
+    """Ends the run with its message."""
+
+
+# --- fa3 through its C ABI --------------------------------------------------------------------------------------------
+
+
+class TensorParam(ctypes.Structure):
+    """fa3_tensor of include/fa3/fa3.h."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("stride", ctypes.c_int64 * 4),
+    ]
+
+
+class ForwardParams(ctypes.Structure):
+    """fa3_forward_params of include/fa3/fa3.h. The library refuses a struct_size that is not its own."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("api_version", ctypes.c_uint32),
+        ("device", ctypes.c_int32),
+        ("causal", ctypes.c_int32),
+        ("batch", ctypes.c_int64),
+        ("heads", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int64),
+        ("seqlen_q", ctypes.c_int64),
+        ("seqlen_k", ctypes.c_int64),
+        ("d", ctypes.c_int64),
+        ("d_v", ctypes.c_int64),
+        ("q", TensorParam),
+        ("k", TensorParam),
+        ("v", TensorParam),
+        ("o", TensorParam),
+        ("lse", ctypes.c_void_p),
+        ("lse_stride", ctypes.c_int64 * 3),
+        ("softmax_scale", ctypes.c_float),
+        ("softmax_scale_set", ctypes.c_int32),
+    ]
+
+
+class Fa3:
+    """The shared library."""
+
+    API_VERSION = 1
+    DEVICES = {"cuda": 1, "cpu": 2}
+    DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 4}
+
+    def __init__(self, path: pathlib.Path, device: str):
+        try:
+            self._library = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise BenchError(f"--lib: cannot load {path}: {error}") from error
+        params, size = ctypes.POINTER(ForwardParams), ctypes.c_size_t
+        self._library.fa3_device_available.argtypes = [ctypes.c_int32]
+        self._library.fa3_forward_workspace_size.argtypes = [params, ctypes.POINTER(size)]
+        self._library.fa3_forward.argtypes = [params, ctypes.c_void_p, size, ctypes.c_void_p]
+        self._library.fa3_last_error.restype = ctypes.c_char_p
+        self._library.fa3_source_hash.restype = ctypes.c_char_p
+        self._device = device
+        self._require(self._library.fa3_device_available(self.DEVICES[device]))
+
+    @property
+    def source_hash(self) -> str:
+        return self._library.fa3_source_hash().decode()
+
+    def prepare(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, causal: bool) -> Call:
+        """A call of fa3_forward on the current stream, over tensors [batch, seqlen, heads, d] that must outlive it."""
+        params = ForwardParams(
+            struct_size=ctypes.sizeof(ForwardParams),
+            api_version=self.API_VERSION,
+            device=self.DEVICES[self._device],
+            causal=causal,
+            batch=q.shape[0],
+            heads=q.shape[2],
+            kv_heads=k.shape[2],
+            seqlen_q=q.shape[1],
+            seqlen_k=k.shape[1],
+            d=q.shape[3],
+            d_v=v.shape[3],
+            q=self._tensor(q),
+            k=self._tensor(k),
+            v=self._tensor(v),
+            o=self._tensor(o),
+        )
+        size = ctypes.c_size_t()
+        self._require(self._library.fa3_forward_workspace_size(ctypes.byref(params), ctypes.byref(size)))
+        workspace = torch.empty(size.value, dtype=torch.uint8, device=self._device)
+        pointer = workspace.data_ptr() or None
+        stream = torch.cuda.current_stream().cuda_stream if self._device == "cuda" else None
+        forward, reference = self._library.fa3_forward, ctypes.byref(params)
+
+        def call(_workspace: torch.Tensor = workspace) -> None:  # holds the workspace as long as the call
+            self._require(forward(reference, pointer, size, stream))
+
+        return call
+
+    def _tensor(self, x: torch.Tensor) -> TensorParam:
+        return TensorParam(data=x.data_ptr(), dtype=self.DTYPES[x.dtype], stride=(ctypes.c_int64 * 4)(*x.stride()))
+
+    def _require(self, status: int) -> None:
+        if status != 0:
+            raise BenchError(f"fa3 status {status}: {self._library.fa3_last_error().decode()}")
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Shapes of constant work: batch * seqlen = tokens, heads * d = hidden."""
+
+    tokens: int
+    hidden: int
+    dims: tuple[int, ...]
+    seqlens: tuple[int, ...]
+    dtypes: tuple[str, ...]
+
+
+GRIDS = {
+    "cuda": Grid(16384, 2048, (64, 128, 256), (512, 1024, 2048, 4096, 8192, 16384), ("f16", "bf16")),
+    "cpu": Grid(512, 256, (64, 128), (128, 256, 512), ("f32",)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One forward pass to time; seqlen_q = seqlen_k = seqlen, d_v = d."""
+
+    dtype: str
+    d: int
+    causal: bool
+    seqlen: int
+    batch: int
+    heads: int
+    kv_heads: int
+    mode: str  # a key of BUDGET_S
+
+    def flops(self) -> float:
+        """4 seqlen^2 d heads batch, half of that if causal."""
+        return 4.0 * self.seqlen**2 * self.d * self.heads * self.batch * (0.5 if self.causal else 1.0)
+
+    def tensor_bytes(self) -> int:
+        """Of q, k, v and o together."""
+        return 2 * self.batch * self.seqlen * (self.heads + self.kv_heads) * self.d * DTYPES[self.dtype].itemsize
+
+    def __str__(self) -> str:
+        return (
+            f"{self.dtype} d={self.d} {'causal' if self.causal else 'full'} {self.batch}x{self.seqlen} "
+            f"heads {self.heads}/{self.kv_heads} {self.mode}"
+        )
+
+
+def cells(args: argparse.Namespace) -> list[Cell]:
+    """The grid with the overrides of the command line. Long mode covers its longest sequences only."""
+    grid = GRIDS[args.device]
+    result = []
+    for mode in ("short", "long") if args.mode == "both" else (args.mode,):
+        for dtype, d, causal, seqlen in itertools.product(
+            args.dtype or grid.dtypes, args.d or grid.dims, args.masks, args.seqlen or grid.seqlens
+        ):
+            if mode == "long" and seqlen != max(args.seqlen or grid.seqlens):
+                continue
+            heads = args.heads or max(1, grid.hidden // d)
+            batch = args.batch or max(1, grid.tokens // seqlen)
+            result.append(Cell(dtype, d, causal, seqlen, batch, heads, args.kv_heads or heads, mode))
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    name: str
+    backend: SDPBackend
+
+
+PEERS = {
+    "cuda": (Peer("cudnn", SDPBackend.CUDNN_ATTENTION), Peer("fa2", SDPBackend.FLASH_ATTENTION)),
+    "cpu": (Peer("torch", SDPBackend.FLASH_ATTENTION),),
+}
+
+
+@dataclasses.dataclass
+class Inputs:
+    """Tensors [batch, seqlen, heads, d]; o belongs to fa3."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    o: torch.Tensor
+
+
+def make_inputs(cell: Cell, device: str) -> list[Inputs]:
+    """Random normal q, k, v and a poisoned o; as many sets as it takes to overflow the L2 cache twice."""
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size if device == "cuda" else 0
+    sets = 1 if cell.tensor_bytes() >= l2_bytes else min(64, math.ceil(2 * l2_bytes / cell.tensor_bytes()))
+
+    def normal(heads: int) -> torch.Tensor:
+        return torch.randn(cell.batch, cell.seqlen, heads, cell.d, dtype=DTYPES[cell.dtype], device=device)
+
+    result = []
+    for _ in range(sets):
+        q = normal(cell.heads)
+        result.append(Inputs(q, normal(cell.kv_heads), normal(cell.kv_heads), torch.full_like(q, math.nan)))
+    return result
+
+
+# --- one cell ---------------------------------------------------------------------------------------------------------
+
+
+def peer_attention(inputs: Inputs, cell: Cell, contiguous: bool) -> PeerCall:
+    """PyTorch's attention over [batch, heads, seqlen, d]: views of the same memory, or copies in that order."""
+    views = [x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v)]
+    q, k, v = [x.contiguous() for x in views] if contiguous else views
+    grouped = cell.heads != cell.kv_heads
+    return lambda: scaled_dot_product_attention(q, k, v, is_causal=cell.causal, enable_gqa=grouped)
+
+
+def prepare_peer(peer: Peer, inputs: list[Inputs], cell: Cell) -> list[PeerCall]:
+    """The peer's calls, one per input set; [] if it supports the cell in neither memory order."""
+    for contiguous in (False, True):
+        first = peer_attention(inputs[0], cell, contiguous)
+        try:
+            with sdpa_kernel(peer.backend), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PyTorch lists there why each backend was passed over
+                first()
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except RuntimeError as error:
+            refusal = str(error).splitlines()[0]
+            continue
+        return [first] + [peer_attention(x, cell, contiguous) for x in inputs[1:]]
+    print(f"{peer.name} refuses {cell}: {refusal}", file=sys.stderr)
+    return []
+
+
+def check(cell: Cell, inputs: list[Inputs], fa3_calls: list[Call], peer_calls: list[PeerCall]) -> None:
+    """Raises BenchError if fa3's output is not the peer's."""
+    for index, (x, fa3_call, peer_call) in enumerate(zip(inputs, fa3_calls, peer_calls)):
+        fa3_call()
+        expected = peer_call().transpose(1, 2).float()
+        error = (torch.linalg.vector_norm(x.o.float() - expected) / torch.linalg.vector_norm(expected)).item()
+        if not error < MAX_RELATIVE_ERROR:  # a NaN is wrong, too
+            raise BenchError(
+                f"{cell}, input set {index}: fa3 is wrong, relative error {error:.3g}, allowed {MAX_RELATIVE_ERROR}"
+            )
+
+
+def cuda_samples(calls: Iterator[Call], batch: int, count: int) -> list[float]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+    events[0].record()
+    for event in events[1:]:
+        for _ in range(batch):
+            next(calls)()
+        event.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(stop) * 1e-3 / batch for start, stop in itertools.pairwise(events)]
+
+
+def cpu_samples(calls: Iterator[Call], batch: int, count: int) -> list[float]:
+    times = [time.perf_counter()]
+    for _ in range(count):
+        for _ in range(batch):
+            next(calls)()
+        times.append(time.perf_counter())
+    return [(stop - start) / batch for start, stop in itertools.pairwise(times)]
+
+
+def seconds_per_call(calls: list[Callable], device: str, budget_s: float) -> float:
+    """Median time of a call, taking `calls` in turn for about `budget_s` seconds."""
+    samples = cuda_samples if device == "cuda" else cpu_samples
+    turn = itertools.cycle(calls)
+    samples(turn, 1, 3)  # warm-up
+    estimate = statistics.median(samples(turn, 1, 5))
+    batch = math.ceil(MIN_SAMPLE_S / estimate)
+    return statistics.median(samples(turn, batch, max(5, round(budget_s / (batch * estimate)))))
+
+
+def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> dict[str, float]:
+    """Seconds per call of fa3 and of each peer that supports the cell, timed in random order on fresh data."""
+    inputs = make_inputs(cell, device)
+    implementations: dict[str, tuple[list[Callable], contextlib.AbstractContextManager]] = {}
+    for peer in PEERS[device]:
+        if calls := prepare_peer(peer, inputs, cell):
+            implementations[peer.name] = (calls, sdpa_kernel(peer.backend))
+    if not implementations:
+        raise BenchError(f"{cell}: no peer supports it, so there is nothing to check and compare fa3 with")
+    fa3_calls = [fa3.prepare(x.q, x.k, x.v, x.o, cell.causal) for x in inputs]
+    judge = next(peer for peer in PEERS[device] if peer.name in implementations)
+    with sdpa_kernel(judge.backend):
+        check(cell, inputs, fa3_calls, implementations[judge.name][0])
+    implementations["fa3"] = (fa3_calls, contextlib.nullcontext())
+
+    seconds = {}
+    for name in order.sample(sorted(implementations), len(implementations)):
+        calls, context = implementations[name]
+        with context:
+            seconds[name] = seconds_per_call(calls, device, BUDGET_S[cell.mode])
+    return seconds
+
+
+def measure_ceilings(device: str) -> dict[str, float]:
+    """Rate of a large GEMM in TFLOP/s, and of a copy in TB/s, bytes read and bytes written counted."""
+    dtype, n, copied = ("f16", 8192, 1 << 30) if device == "cuda" else ("f32", 512, 1 << 24)
+    a, b, c = (torch.randn(n, n, dtype=DTYPES[dtype], device=device) for _ in range(3))
+    source = torch.randint(256, (copied,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    gemm_s = seconds_per_call([lambda: torch.matmul(a, b, out=c)], device, BUDGET_S["short"])
+    copy_s = seconds_per_call([lambda: target.copy_(source)], device, BUDGET_S["short"])
+    return {f"gemm_{dtype}": 2e-12 * n**3 / gemm_s, "copy_tbps": 2e-12 * copied / copy_s}
+
+
+# --- the run and its result -------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Measurements:
+    """What each round measured: seconds by cell and implementation, and the ceilings."""
+
+    seconds: dict[Cell, dict[str, list[float]]] = dataclasses.field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+    ceilings: dict[str, list[float]] = dataclasses.field(default_factory=lambda: defaultdict(list))
+
+    def ceiling(self, name: str) -> float:
+        return statistics.median(self.ceilings[name])
+
+    def tflops(self, cell: Cell) -> dict[str, float]:
+        """Of each implementation, from the median of the rounds."""
+        return {name: cell.flops() / statistics.median(s) * 1e-12 for name, s in self.seconds[cell].items()}
+
+
+def device_name(device: str) -> str:
+    return torch.cuda.get_device_name(0) if device == "cuda" else f"CPU, {os.cpu_count()} threads"
+
+
+def nvcc_version() -> str:
+    """As the nvcc found here says it."""
+    if not shutil.which("nvcc"):
+        return "unknown"
+    text = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+    return "nvcc " + text.partition("release ")[2].partition(",")[0]
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def result(measurements: Measurements, planned: list[Cell], fa3: Fa3, args: argparse.Namespace) -> dict:
+    """The result file's content: docs/benchmarks.md."""
+    rows = []
+    for cell in planned:
+        if cell not in measurements.seconds:
+            continue
+        tflops = {name: rounded(value) for name, value in measurements.tflops(cell).items()}
+        rows.append(
+            {
+                "op": "forward",
+                **dataclasses.asdict(cell),
+                "kernel": "",
+                "tflops": tflops.pop("fa3"),
+                "peers": dict(sorted(tflops.items())),
+            }
+        )
+    return {
+        "device": device_name(args.device),
+        "date": datetime.date.today().isoformat(),
+        "source_hash": fa3.source_hash,
+        "compiler": args.compiler or (nvcc_version() if args.device == "cuda" else "unknown"),
+        "peer_versions": {"torch": torch.__version__, "cudnn": torch.backends.cudnn.version()},
+        "ceilings": {name: rounded(measurements.ceiling(name)) for name in measurements.ceilings},
+        "rows": rows,
+    }
+
+
+def write(path: pathlib.Path, content: dict) -> None:
+    """One line per row, so that two results can be compared line by line."""
+    head = json.dumps({name: value for name, value in content.items() if name != "rows"}, indent=1)
+    rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
+    path.write_text(f'{head[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+
+
+def require_writable(path: pathlib.Path) -> None:
+    """Raises BenchError now rather than after minutes of measuring."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BenchError(f"--out: cannot create {path.parent}: {error}") from error
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise BenchError(f"--out: cannot write {path}")
+
+
+def default_path(fa3: Fa3, device: str) -> pathlib.Path:
+    folder = device_name(device).removeprefix("NVIDIA ").lower().replace(" ", "-") if device == "cuda" else "cpu"
+    return ROOT / "bench" / "results" / folder / f"forward-{datetime.date.today()}-{fa3.source_hash[:8]}.json"
+
+
+def table(measurements: Measurements, planned: list[Cell], device: str) -> str:
+    """TFLOP/s, and fa3's as a multiple of each peer's."""
+    peers = [peer.name for peer in PEERS[device]]
+    gemm = next(name for name in measurements.ceilings if name.startswith("gemm_"))
+    lines = [
+        f"{'TFLOP/s':44}{'fa3':>9}"
+        + "".join(f"{p:>9}" for p in peers)
+        + "".join(f"{'x ' + p:>9}" for p in peers)
+        + f"{'of GEMM':>9}"
+    ]
+    ratios = []
+    for cell in planned:
+        if cell not in measurements.seconds:
+            lines.append(f"{str(cell):44}not measured: the time was up")
+            continue
+        rate = measurements.tflops(cell)
+        peer_rates = [rate.get(p) for p in peers]
+        ratios.append(rate["fa3"] / max(r for r in peer_rates if r))
+        lines.append(
+            f"{str(cell):44}{rate['fa3']:9.4g}"
+            + "".join(f"{r:9.4g}" if r else f"{'-':>9}" for r in peer_rates)
+            + "".join(f"{rate['fa3'] / r:9.3f}" if r else f"{'-':>9}" for r in peer_rates)
+            + f"{rate['fa3'] / measurements.ceiling(gemm):9.0%}"
+        )
+    if ratios:
+        mean = statistics.geometric_mean(ratios)
+        lines.append(f"geometric mean of {len(ratios)} cells: {mean:.3f} x the best peer timed")
+    lines.append("ceilings: " + ", ".join(f"{name} {measurements.ceiling(name):.3g}" for name in measurements.ceilings))
+    return "\n".join(lines)
+
+
+def run_rounds(
+    planned: list[Cell], fa3: Fa3, args: argparse.Namespace, save: Callable[[Measurements], None]
+) -> Measurements:
+    """All cells in fresh random order each round, until rounds or time run out; saves after each round."""
+    order = random.Random(args.seed)
+    started = time.monotonic()
+    measurements = Measurements()
+    for number in range(1, args.rounds + 1):
+        for name, value in measure_ceilings(args.device).items():
+            measurements.ceilings[name].append(value)
+        done = 0
+        for cell in order.sample(planned, len(planned)):
+            if args.budget_s is not None and time.monotonic() - started >= args.budget_s:
+                break
+            for name, seconds in measure(cell, fa3, args.device, order).items():
+                measurements.seconds[cell][name].append(seconds)
+            done += 1
+        save(measurements)
+        elapsed = time.monotonic() - started
+        print(f"round {number} of {args.rounds}: {done}/{len(planned)} cells, {elapsed:.0f} s so far", file=sys.stderr)
+        if done < len(planned):
+            break
+    return measurements
+
+
+def comma_list(kind: Callable) -> Callable[[str], list]:
+    return lambda text: [kind(item) for item in text.split(",")]
+
+
+def positive_int(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not allowed: it must be at least 1")
+    return value
+
+
+def dtype_name(text: str) -> str:
+    if text not in DTYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(DTYPES)}")
+    return text
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny shapes, one peer")
+    parser.add_argument("--lib", type=pathlib.Path, help="default build/gpu/src/libfa3.so; on cpu build/cpu/..")
+    parser.add_argument("--out", type=pathlib.Path, help="default bench/results/<device>/forward-<date>-<hash>.json")
+    parser.add_argument("--dtype", type=comma_list(dtype_name), metavar="T,..", help="default f16,bf16; on cpu f32")
+    parser.add_argument("--d", type=comma_list(positive_int), metavar="N,..", help="default 64,128,256")
+    parser.add_argument("--seqlen", type=comma_list(positive_int), metavar="N,..", help="default 512,1024..16384")
+    mask = parser.add_mutually_exclusive_group()
+    mask.add_argument("--causal", dest="masks", action="store_const", const=(True,), help="only causal")
+    mask.add_argument("--full", dest="masks", action="store_const", const=(False,), help="only without a mask")
+    parser.add_argument("--batch", type=positive_int, help="default 16384 / seqlen")
+    parser.add_argument("--heads", type=positive_int, help="default 2048 / d")
+    parser.add_argument("--kv-heads", type=positive_int, help="a divisor of heads; default: as many")
+    parser.add_argument(
+        "--mode",
+        choices=("short", "long", "both"),
+        default="short",
+        help="short (default): 0.12 s per implementation and cell; long: 2 s, longest seqlen only",
+    )
+    parser.add_argument("--rounds", type=positive_int, default=3, help="default 3; the median over them is reported")
+    parser.add_argument("--budget-s", type=float, metavar="S", help="start no cell after this many seconds")
+    parser.add_argument("--seed", type=int, default=0, help="of the data and the order (default 0)")
+    parser.add_argument("--compiler", help="what built the library, for the record; default: the nvcc found here")
+    parser.set_defaults(masks=(False, True))
+    args = parser.parse_args(argv)
+    for cell in cells(args):
+        if cell.heads % cell.kv_heads:
+            parser.error(f"--kv-heads {cell.kv_heads} does not divide the {cell.heads} heads of d = {cell.d}")
+        if args.device == "cuda" and cell.dtype == "f32":
+            parser.error("--dtype f32 needs --device cpu")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(argv)
+    try:
+        if args.device == "cuda" and not torch.cuda.is_available():
+            raise BenchError("PyTorch finds no GPU here; --device cpu times the CPU backend")
+        build = "gpu" if args.device == "cuda" else "cpu"
+        fa3 = Fa3(args.lib or ROOT / "build" / build / "src" / "libfa3.so", args.device)
+        path = args.out or default_path(fa3, args.device)
+        require_writable(path)
+        planned = cells(args)
+        torch.manual_seed(args.seed)
+        with torch.inference_mode():
+            measurements = run_rounds(planned, fa3, args, lambda m: write(path, result(m, planned, fa3, args)))
+    except BenchError as error:
+        print(f"compare.py: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"{device_name(args.device)}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}, "
+        f"sources {fa3.source_hash[:8]}"
+    )
+    print(table(measurements, planned, args.device))
+    print(f"written: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+// Legal calls at the edge of the contract: empty tensors, strides that select nothing, interleaved outputs, threads.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "problem_data.hpp"
+
+namespace fa3::test {
+namespace {
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr std::uint16_t two_f16 = 0x4000, three_f16 = 0x4200;
+
+TEST(Calls, OnesGiveOnes) {
+  ProblemData data;
+  ASSERT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  for (std::size_t i = 0; i < data.o.size(); ++i)
+    EXPECT_EQ(data.o[i], i < data.o.size() - ProblemData::spare ? one_f16 : poison_f16) << "at " << i;
+  for (std::size_t i = 0; i < data.lse.size(); ++i) {
+    if (i < data.lse.size() - ProblemData::spare)
+      EXPECT_NEAR(data.lse[i], 16 / std::sqrt(16.) + std::log(5.), 1e-5) << "at " << i;
+    else
+      EXPECT_EQ(data.lse[i], poison_lse) << "at " << i;
+  }
+  EXPECT_TRUE(data.inputs_untouched());
+}
+
+TEST(Calls, EmptyBatchNeedsNoMemory) {
+  ProblemData data;
+  data.params.batch = 0;
+  for (fa3_tensor* tensor : {&data.params.q, &data.params.k, &data.params.v, &data.params.o}) tensor->data = nullptr;
+  EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_TRUE(data.outputs_untouched());
+}
+
+TEST(Calls, EmptySeqlenQWritesNothing) {
+  ProblemData data;
+  data.params.seqlen_q = 0;
+  data.params.q.data = data.params.o.data = nullptr;
+  EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_TRUE(data.outputs_untouched());
+}
+
+TEST(Calls, EmptySeqlenKGivesZeroAndMinusInfinity) {
+  ProblemData data;
+  data.params.seqlen_k = 0;
+  data.params.k.data = data.params.v.data = nullptr;
+  ASSERT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  for (std::size_t i = 0; i < data.o.size() - ProblemData::spare; ++i) EXPECT_EQ(data.o[i], 0) << "at " << i;
+  for (std::size_t i = 0; i < data.lse.size() - ProblemData::spare; ++i)
+    EXPECT_EQ(data.lse[i], -infinity) << "at " << i;
+}
+
+// An empty tensor has no strides to check either.
+TEST(Calls, StridesOfEmptyTensorsAreIgnored) {
+  ProblemData data;
+  data.params.seqlen_k = 0;
+  std::fill_n(data.params.k.stride, 4, -7);
+  std::fill_n(data.params.v.stride, 4, -7);
+  EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+}
+
+TEST(Calls, StridesOfExtentOneAreIgnored) {
+  ProblemData data;
+  data.params.batch = 1;
+  data.params.seqlen_q = 1;
+  constexpr std::int64_t garbage = std::numeric_limits<std::int64_t>::min() + 3;
+  for (fa3_tensor* tensor : {&data.params.q, &data.params.k, &data.params.v, &data.params.o})
+    tensor->stride[0] = garbage;
+  data.params.q.stride[1] = data.params.o.stride[1] = garbage;
+  data.params.lse_stride[0] = data.params.lse_stride[2] = garbage;
+  data.params.lse_stride[1] = 1;
+  ASSERT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  constexpr std::size_t written = ProblemData::heads * ProblemData::d_v;
+  for (std::size_t i = 0; i < data.o.size(); ++i)
+    EXPECT_EQ(data.o[i], i < written ? one_f16 : poison_f16) << "at " << i;
+}
+
+TEST(Calls, LseIsOptional) {
+  ProblemData data;
+  data.params.lse = nullptr;
+  std::fill_n(data.params.lse_stride, 3, -1);
+  ASSERT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(data.o[0], one_f16);
+  EXPECT_EQ(data.lse[0], poison_lse);
+}
+
+// q and o side by side in one array share no byte, though their address ranges do.
+TEST(Calls, OutputInTheGapsOfAnInput) {
+  ProblemData data;
+  constexpr std::int64_t rows = ProblemData::batch * ProblemData::seqlen_q * ProblemData::heads;
+  constexpr std::int64_t row = ProblemData::d + ProblemData::d_v;
+  std::vector<std::uint16_t> shared(rows * row, one_f16);
+  data.params.q.data = shared.data();
+  data.params.o.data = shared.data() + ProblemData::d;
+  for (fa3_tensor* tensor : {&data.params.q, &data.params.o}) {
+    tensor->stride[0] = ProblemData::seqlen_q * ProblemData::heads * row;
+    tensor->stride[1] = ProblemData::heads * row;
+    tensor->stride[2] = row;
+  }
+  std::fill(data.v.begin(), data.v.end(), two_f16);
+  ASSERT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  for (std::size_t i = 0; i < shared.size(); ++i)
+    EXPECT_EQ(shared[i], i % row < ProblemData::d ? one_f16 : two_f16) << "at " << i;
+
+  data.params.o.data = shared.data() + ProblemData::d - 1;
+  EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_INVALID_ARGUMENT);
+}
+
+TEST(Calls, InputsMayRepeatAndShareMemory) {
+  ProblemData data;
+  data.params.k.stride[0] = data.params.k.stride[2] = 0;
+  data.params.v = data.params.k;
+  data.params.q.stride[1] = 0;
+  ASSERT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(data.o[0], one_f16);
+}
+
+TEST(LastError, IsClearedBySuccess) {
+  ProblemData data;
+  data.params.d = 12;
+  EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_STRNE(fa3_last_error(), "");
+  data.params.d = ProblemData::d;
+  EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK);
+  EXPECT_STREQ(fa3_last_error(), "");
+}
+
+TEST(LastError, BelongsToItsThread) {
+  ProblemData data;
+  data.params.d = 12;
+  EXPECT_EQ(fa3_forward_supported(&data.params), FA3_INVALID_ARGUMENT);
+  const std::string mine = fa3_last_error();
+  std::string others;
+  std::thread([&others] { others = fa3_last_error(); }).join();
+  EXPECT_EQ(others, "");
+  EXPECT_EQ(fa3_last_error(), mine);
+}
+
+TEST(StatusString, EveryStatusHasItsOwn) {
+  std::vector<std::string> seen;
+  for (int status = FA3_OK; status <= FA3_INTERNAL; ++status) {
+    const std::string text = fa3_status_string(static_cast<fa3_status>(status));
+    EXPECT_FALSE(text.empty());
+    EXPECT_EQ(std::count(seen.begin(), seen.end(), text), 0) << text;
+    seen.push_back(text);
+  }
+  EXPECT_STREQ(fa3_status_string(static_cast<fa3_status>(1000)), "unknown status");
+}
+
+// Eight threads at once, each with its own sizes and values, every other one with a wrong d between its calls.
+TEST(Threads, CallAtTheSameTime) {
+  constexpr int thread_count = 8, repeats = 20;
+  std::vector<std::string> failures(thread_count);
+  {
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < thread_count; ++t) {
+      threads.emplace_back([t, &failure = failures[t]] {
+        ProblemData data;
+        const std::uint16_t value = t % 2 ? two_f16 : three_f16;
+        std::fill(data.v.begin(), data.v.end(), value);
+        data.params.seqlen_k = 1 + t % ProblemData::seqlen_k;
+        const std::string wrong_d = "d is " + std::to_string(1000 + t);
+        for (int i = 0; i < repeats && failure.empty(); ++i) {
+          if (t % 2) {
+            data.params.d = 1000 + t;
+            if (fa3_forward(&data.params, nullptr, 0, nullptr) != FA3_INVALID_ARGUMENT) failure = "wrong d accepted";
+            if (std::string(fa3_last_error()).find(wrong_d) == std::string::npos) failure = fa3_last_error();
+            data.params.d = ProblemData::d;
+          }
+          std::fill(data.o.begin(), data.o.end(), poison_f16);
+          if (fa3_forward(&data.params, nullptr, 0, nullptr) != FA3_OK) failure = fa3_last_error();
+          const auto end = data.o.end() - ProblemData::spare;
+          if (std::count(data.o.begin(), end, value) != end - data.o.begin()) failure = "wrong o";
+          if (std::abs(data.lse[0] - (4 + std::log(float(data.params.seqlen_k)))) > 1e-5) failure = "wrong lse";
+        }
+      });
+    }
+  }
+  for (int t = 0; t < thread_count; ++t) EXPECT_EQ(failures[t], "") << "thread " << t;
+}
+
+}  // namespace
+}  // namespace fa3::test

@@ -1,0 +1,72 @@
+// Pure functions of the argument checks that no call on a single machine can exercise.
+#include "api/checks.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+#include <string>
+#include <utility>
+
+namespace fa3::api {
+namespace {
+
+TEST(CheckCapability, HopperOnly) {
+  EXPECT_NO_THROW(check_capability(9, 0, "NVIDIA H200"));
+  for (const auto& [major, minor] : {std::pair{7, 0}, {8, 0}, {8, 9}, {9, 1}, {10, 0}, {12, 0}}) {
+    try {
+      check_capability(major, minor, "Some GPU");
+      ADD_FAILURE() << "accepted " << major << "." << minor;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code, FA3_NO_DEVICE);
+      const std::string message = error.what();
+      EXPECT_NE(message.find("Some GPU"), std::string::npos) << message;
+      EXPECT_NE(message.find(std::to_string(major) + "." + std::to_string(minor)), std::string::npos) << message;
+      EXPECT_NE(message.find("9.0"), std::string::npos) << message;
+    }
+  }
+}
+
+std::set<std::uintptr_t> bytes_of(const ByteBox& box) {
+  std::set<std::uintptr_t> bytes = {box.base};
+  for (const auto& [extent, stride] : box.dimensions) {
+    std::set<std::uintptr_t> next;
+    for (std::uintptr_t byte : bytes)
+      for (std::int64_t i = 0; i < extent; ++i) next.insert(byte + std::uintptr_t(i * stride));
+    bytes = next;
+  }
+  return bytes;
+}
+
+// Against the definition, over all small boxes of two dimensions of 2-byte elements.
+TEST(BytesOverlap, AgreesWithListingTheBytes) {
+  int overlapping = 0, separate = 0;
+  for (std::uintptr_t base = 0; base < 40; base += 3)
+    for (std::int64_t rows : {1, 2, 5})
+      for (std::int64_t row_stride : {0, 4, 10, 16})
+        for (std::int64_t other_rows : {1, 3, 4})
+          for (std::int64_t other_stride : {0, 6, 16}) {
+            const ByteBox a{100, {{rows, row_stride}, {2, 2}, {2, 1}}};
+            const ByteBox b{90 + base, {{other_rows, other_stride}, {3, 2}, {2, 1}}};
+            bool expected = false;
+            const std::set<std::uintptr_t> of_b = bytes_of(b);
+            for (std::uintptr_t byte : bytes_of(a)) expected |= of_b.count(byte) != 0;
+            ++(expected ? overlapping : separate);
+            ASSERT_EQ(bytes_overlap(a, b), expected) << "base " << base << " rows " << rows << " x " << row_stride
+                                                     << ", " << other_rows << " x " << other_stride;
+            ASSERT_EQ(bytes_overlap(b, a), expected);
+          }
+  EXPECT_GT(overlapping, 100);
+  EXPECT_GT(separate, 100);
+}
+
+// q and o interleaved per head in one large allocation: decided, and without a search that takes long.
+TEST(BytesOverlap, LargeInterleavedTensors) {
+  const auto box = [](std::uintptr_t base) {
+    return ByteBox{base, {{64, 8192LL * 32 * 512}, {8192, 32 * 512}, {32, 512}, {128, 2}, {2, 1}}};
+  };
+  EXPECT_FALSE(bytes_overlap(box(1 << 20), box((1 << 20) + 256)));
+  EXPECT_TRUE(bytes_overlap(box(1 << 20), box((1 << 20) + 254)));
+}
+
+}  // namespace
+}  // namespace fa3::api

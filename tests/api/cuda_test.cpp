@@ -1,0 +1,174 @@
+// The cuda device: the words where there is none, and the refusals that need one.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "fa3/fa3.hpp"
+#include "problem_data.hpp"
+
+#ifdef FA3_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
+namespace fa3::test {
+namespace {
+
+bool has_gpu() { return fa3_device_available(FA3_DEVICE_CUDA) == FA3_OK; }
+
+TEST(Cuda, NoDeviceIsSaidInWords) {
+  if (has_gpu()) GTEST_SKIP() << "there is a usable GPU here";
+  EXPECT_EQ(fa3_device_available(FA3_DEVICE_CUDA), FA3_NO_DEVICE);
+  EXPECT_GT(std::string(fa3_last_error()).size(), 20u) << fa3_last_error();
+
+  ProblemData data;
+  data.params.device = FA3_DEVICE_CUDA;
+  alignas(256) static char workspace[1 << 16];
+  EXPECT_EQ(fa3_forward(&data.params, workspace, sizeof(workspace), nullptr), FA3_NO_DEVICE);
+  EXPECT_GT(std::string(fa3_last_error()).size(), 20u) << fa3_last_error();
+  EXPECT_TRUE(data.outputs_untouched());
+  EXPECT_EQ(fa3_init(0), FA3_NO_DEVICE);
+  EXPECT_GT(std::string(fa3_last_error()).size(), 20u) << fa3_last_error();
+}
+
+TEST(Cuda, AutomaticFallsBackToTheCpu) {
+  EXPECT_EQ(resolve(Device::automatic), has_gpu() ? Device::cuda : Device::cpu);
+  EXPECT_EQ(resolve(Device::cuda), Device::cuda);
+}
+
+// Supported and workspace size are questions about the arguments, not about the machine.
+TEST(Cuda, HostQuestionsNeedNoGpu) {
+  ProblemData data;
+  data.params.device = FA3_DEVICE_CUDA;
+  EXPECT_EQ(fa3_forward_supported(&data.params), FA3_OK) << fa3_last_error();
+  std::size_t bytes = 0;
+  EXPECT_EQ(fa3_forward_workspace_size(&data.params, &bytes), FA3_OK) << fa3_last_error();
+}
+
+TEST(Cuda, EmptyOutputNeedsNoGpu) {
+  ProblemData data;
+  data.params.device = FA3_DEVICE_CUDA;
+  data.params.batch = 0;
+  EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+}
+
+#ifdef FA3_WITH_CUDA
+
+// Refused before any device is asked, so these need no GPU; a build without kernels refuses all of cuda first.
+TEST(Cuda, WorkspaceNullTooSmallOrMisaligned) {
+  ProblemData data;
+  data.params.device = FA3_DEVICE_CUDA;
+  std::size_t bytes = 0;
+  ASSERT_EQ(fa3_forward_workspace_size(&data.params, &bytes), FA3_OK) << fa3_last_error();
+  alignas(256) static char workspace[1 << 16];
+  ASSERT_LE(bytes, sizeof(workspace) - 256);
+  const auto expect_refused = [&](void* memory, std::size_t given, const std::string& word) {
+    EXPECT_EQ(fa3_forward(&data.params, memory, given, nullptr), FA3_WORKSPACE_TOO_SMALL);
+    const std::string message = fa3_last_error();
+    EXPECT_NE(message.find("workspace"), std::string::npos) << message;
+    EXPECT_NE(message.find(word), std::string::npos) << "no \"" << word << "\" in: " << message;
+    EXPECT_TRUE(data.outputs_untouched());
+  };
+  expect_refused(nullptr, bytes, "null");
+  expect_refused(workspace, bytes - 1, std::to_string(bytes));
+  expect_refused(workspace + 16, bytes, "256");
+}
+
+/// Device memory for a whole ProblemData, with the contents of its host arrays.
+class OnGpu {
+ public:
+  explicit OnGpu(ProblemData& data) : data_(data) {
+    data.params.device = FA3_DEVICE_CUDA;
+    data.params.q.data = upload(data.q);
+    data.params.k.data = upload(data.k);
+    data.params.v.data = upload(data.v);
+    data.params.o.data = upload(data.o);
+    data.params.lse = static_cast<float*>(upload(data.lse));
+  }
+  ~OnGpu() {
+    for (void* p : allocations_) cudaFree(p);
+  }
+  void* allocate(std::size_t bytes) {
+    void* p = nullptr;
+    EXPECT_EQ(cudaMalloc(&p, bytes), cudaSuccess);
+    allocations_.push_back(p);
+    return p;
+  }
+  /// Copies o and lse back into `data` and says whether they still hold the poison.
+  bool outputs_untouched() {
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    download(data_.o, allocations_[3]);
+    download(data_.lse, allocations_[4]);
+    return data_.outputs_untouched();
+  }
+
+ private:
+  template <class T>
+  void* upload(const std::vector<T>& host) {
+    void* p = allocate(host.size() * sizeof(T));
+    EXPECT_EQ(cudaMemcpy(p, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+    return p;
+  }
+  template <class T>
+  void download(std::vector<T>& host, const void* p) {
+    EXPECT_EQ(cudaMemcpy(host.data(), p, host.size() * sizeof(T), cudaMemcpyDeviceToHost), cudaSuccess);
+  }
+
+  ProblemData& data_;
+  std::vector<void*> allocations_;
+};
+
+class CudaDevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_gpu()) GTEST_SKIP() << fa3_last_error();
+  }
+};
+
+TEST_F(CudaDevice, HostPointerIsRefused) {
+  ProblemData data;
+  OnGpu gpu(data);
+  std::size_t bytes = 0;
+  ASSERT_EQ(fa3_forward_workspace_size(&data.params, &bytes), FA3_OK) << fa3_last_error();
+  void* workspace = gpu.allocate(bytes + 256);
+  for (const auto& [tensor, host, name] : {std::tuple{&data.params.q, data.q.data(), "q"},
+                                           {&data.params.k, data.k.data(), "k"},
+                                           {&data.params.v, data.v.data(), "v"},
+                                           {&data.params.o, data.o.data(), "o"}}) {
+    void* device = std::exchange(tensor->data, host);
+    EXPECT_EQ(fa3_forward(&data.params, workspace, bytes, nullptr), FA3_INVALID_ARGUMENT);
+    const std::string message = fa3_last_error();
+    EXPECT_EQ(message.rfind(name, 0), 0u) << "does not begin with " << name << ": " << message;
+    EXPECT_NE(message.find("host"), std::string::npos) << message;
+    tensor->data = device;
+  }
+  EXPECT_TRUE(gpu.outputs_untouched());
+}
+
+TEST_F(CudaDevice, PointerOfAnotherDeviceIsRefused) {
+  int devices = 0;
+  ASSERT_EQ(cudaGetDeviceCount(&devices), cudaSuccess);
+  if (devices < 2) GTEST_SKIP() << "needs two GPUs, there is one";
+  ProblemData data;
+  OnGpu gpu(data);
+  std::size_t bytes = 0;
+  ASSERT_EQ(fa3_forward_workspace_size(&data.params, &bytes), FA3_OK) << fa3_last_error();
+  void* workspace = gpu.allocate(bytes + 256);
+  int current = 0;
+  ASSERT_EQ(cudaGetDevice(&current), cudaSuccess);
+  ASSERT_EQ(cudaSetDevice(current == 0 ? 1 : 0), cudaSuccess);
+  data.params.k.data = gpu.allocate(data.k.size() * 2);
+  ASSERT_EQ(cudaSetDevice(current), cudaSuccess);
+  EXPECT_EQ(fa3_forward(&data.params, workspace, bytes, nullptr), FA3_INVALID_ARGUMENT);
+  const std::string message = fa3_last_error();
+  EXPECT_EQ(message.rfind("k", 0), 0u) << message;
+  EXPECT_NE(message.find("device"), std::string::npos) << message;
+  EXPECT_TRUE(gpu.outputs_untouched());
+}
+
+#endif
+
+}  // namespace
+}  // namespace fa3::test

@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Audits compiled kernels: no instruction may write a register that a wgmma in flight still reads.
+
+HGMMA with its A operand in registers (as P is in P V) reads those registers asynchronously, until a
+WARPGROUP.DEPBAR retires the group it was committed in. A compiler that hands such a register to another value too early
+gives results that are wrong now and then. No run-time tool sees that, so the machine code is read instead.
+
+Method: the control-flow graph of every function, and a forward data-flow analysis on it to the fixpoint. The state is the
+set of register-A wgmmas that may be in flight, each with the number of groups committed since (none yet: -1). Where paths
+meet the younger age holds, so a wgmma counts as in flight if it is on any path. A write to one of its A registers
+then is a violation. Loop back edges are edges like any other.
+
+Usage: audit_sass.py BINARY [--cuobjdump PATH]      BINARY: libfa3.so, an object file or a cubin
+Exit code: 0 clean; 1 a violation, or no wgmma found; 77 no disassembler here (CTest counts that as skipped).
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+SKIPPED = 77
+A_REGISTERS = 4  # 64 x k of A: 32 bytes of k per row whatever the type, so four 32-bit registers per thread
+UNCOMMITTED = -1
+
+FUNCTION = re.compile(r"^\s*Function : (\S+)")
+INSTRUCTION = re.compile(r"^\s*/\*(?P<address>[0-9a-f]{4,})\*/\s+(?:@(?P<guard>!?U?P[T0-9]+)\s+)?(?P<text>[A-Z][^;]*?)\s*;")
+REGISTER = re.compile(r"^R(\d+)\b")
+PREDICATE = re.compile(r"^!?U?P[T0-9]\b")
+ADDRESS = re.compile(r"\b0x([0-9a-f]+)\b")
+
+# Opcodes whose first operand is read, not written, though it may be a register.
+READ_ONLY = {
+    "ST", "STG", "STS", "STL", "STSM", "STAS", "RED", "REDG", "REDS", "REDAS", "BAR", "BRX", "JMX", "CALL", "RET", "WARPSYNC",
+    "NANOSLEEP", "R2P", "FCHK", "CCTL", "CCTLL", "CCTLT", "SUST", "SURED", "LDGSTS", "BPT", "ARRIVES",
+}  # fmt: skip
+# Opcodes that always write a pair.
+PAIRS = {"DADD", "DMUL", "DFMA", "CS2R", "LEPC"}
+CONVERSIONS = {"F2F", "I2F", "F2I", "FRND", "UI2F"}
+
+
+@dataclass
+class Instruction:
+    address: int
+    opcode: str  # with its modifiers, for example WARPGROUP.DEPBAR.LE
+    operands: list[str]
+    guarded: bool
+
+    @property
+    def modifiers(self) -> list[str]:
+        return self.opcode.split(".")[1:]
+
+    @property
+    def name(self) -> str:
+        return self.opcode.split(".")[0]
+
+    @property
+    def is_wgmma(self) -> bool:
+        return self.name in ("HGMMA", "QGMMA", "IGMMA", "BGMMA")
+
+
+@dataclass
+class Function:
+    name: str
+    instructions: list[Instruction] = field(default_factory=list)
+
+
+@dataclass
+class Result:
+    """What the audit of one function saw."""
+
+    wgmmas: int = 0
+    register_a: int = 0
+    waits: int = 0
+    violations: list[str] = field(default_factory=list)
+
+
+def parse(listing: str) -> list[Function]:
+    """The functions of a `cuobjdump -sass` listing."""
+    functions: list[Function] = []
+    for line in listing.splitlines():
+        if match := FUNCTION.match(line):
+            functions.append(Function(match[1]))
+        elif functions and (match := INSTRUCTION.match(line)):
+            opcode, _, operands = match["text"].partition(" ")
+            functions[-1].instructions.append(
+                Instruction(
+                    int(match["address"], 16),
+                    opcode,
+                    [operand.strip() for operand in operands.split(",") if operand.strip()],
+                    match["guard"] is not None,
+                )
+            )
+    return functions
+
+
+def a_registers(instruction: Instruction) -> range:
+    """The registers a wgmma reads asynchronously; empty if A comes from shared memory."""
+    if instruction.is_wgmma and len(instruction.operands) > 1 and (match := REGISTER.match(instruction.operands[1])):
+        return range(int(match[1]), int(match[1]) + A_REGISTERS)
+    return range(0)
+
+
+def accumulator_count(instruction: Instruction) -> int:
+    """Registers per thread of a wgmma's 64 x n result."""
+    shape = next(modifier for modifier in instruction.modifiers if "x" in modifier)
+    n = int(shape.split("x")[1])
+    half = "F16" in instruction.modifiers
+    return n // 4 if half else n // 2
+
+
+def written_count(instruction: Instruction) -> int:
+    """How many registers from the first on an instruction writes, given that it writes one at all."""
+    name, modifiers = instruction.name, instruction.modifiers
+    if instruction.is_wgmma:
+        return accumulator_count(instruction)
+    if name in ("HMMA", "IMMA", "DMMA", "QMMA"):
+        return 4
+    if name in ("LDSM", "MOVM"):
+        return int(modifiers[-1]) if modifiers and modifiers[-1] in ("2", "4") else 1
+    if name.startswith(("LD", "ATOM", "TLD", "TEX", "SULD")):
+        return 4 if "128" in modifiers else 2 if "64" in modifiers else 1
+    if "WIDE" in modifiers or name in PAIRS and "32" not in modifiers:
+        return 2
+    if name in CONVERSIONS and {"F64", "S64", "U64"} & set(modifiers):
+        return 2
+    return 1
+
+
+def written_registers(instruction: Instruction) -> range:
+    """The general registers an instruction writes. An opcode unknown here counts as writing its first operand."""
+    if instruction.name in READ_ONLY or "SETP" in instruction.name:
+        return range(0)
+    operands = [operand for operand in instruction.operands if not PREDICATE.match(operand)]
+    if not operands or not (match := REGISTER.match(operands[0])):
+        return range(0)
+    return range(int(match[1]), int(match[1]) + written_count(instruction))
+
+
+def successors(function: Function) -> list[list[int]]:
+    """For every instruction the indices of those that may run next."""
+    index = {instruction.address: i for i, instruction in enumerate(function.instructions)}
+    reconvergence: dict[str, list[int]] = {}
+    for instruction in function.instructions:
+        if instruction.name == "BSSY" and (target := jump_target(instruction)) in index:
+            reconvergence.setdefault(instruction.operands[0], []).append(index[target])
+    edges = []
+    for i, instruction in enumerate(function.instructions):
+        following = [i + 1] if i + 1 < len(function.instructions) else []
+        conditional = instruction.guarded or len(instruction.operands) > 1
+        if instruction.name in ("BRA", "JMP"):
+            target = jump_target(instruction)
+            edges.append(([index[target]] if target in index else []) + (following if conditional else []))
+        elif instruction.name in ("EXIT", "RET", "BRX", "JMX", "KILL"):
+            edges.append(following if instruction.guarded else [])
+        elif instruction.name == "BSYNC":
+            edges.append(following + reconvergence.get(instruction.operands[0], []))
+        else:
+            edges.append(following)
+    return edges
+
+
+def jump_target(instruction: Instruction) -> int | None:
+    """The address in the last operand of a jump, or None."""
+    match = ADDRESS.search(instruction.operands[-1]) if instruction.operands else None
+    return int(match[1], 16) if match else None
+
+
+State = dict[int, int]  # index of a register-A wgmma in flight -> groups committed after its own, or UNCOMMITTED
+
+
+def after(i: int, instruction: Instruction, state: State) -> State:
+    """The state behind an instruction."""
+    state = dict(state)
+    if instruction.is_wgmma:
+        if a_registers(instruction):
+            state[i] = UNCOMMITTED
+        if "gsb0" in instruction.operands:  # closes the group
+            state = {j: age + 1 for j, age in state.items()}
+    elif instruction.opcode.startswith("WARPGROUP.DEPBAR"):
+        pending = int(instruction.operands[-1], 16)
+        if not instruction.guarded:
+            state = {j: age for j, age in state.items() if age < pending}
+    return state
+
+
+def merge(into: State, other: State) -> State:
+    """The state where two paths meet: in flight on either, with the younger age."""
+    return {j: min(age for age in (into.get(j), other.get(j)) if age is not None) for j in into.keys() | other.keys()}
+
+
+def audit(function: Function) -> Result:
+    """Reads one function; see the top of the file."""
+    code = function.instructions
+    result = Result(
+        wgmmas=sum(x.is_wgmma for x in code),
+        register_a=sum(bool(a_registers(x)) for x in code),
+        waits=sum(x.opcode.startswith("WARPGROUP.DEPBAR") for x in code),
+    )
+    if result.register_a == 0:
+        return result
+    edges = successors(function)
+    states: list[State | None] = [None] * len(code)
+    states[0] = {}
+    work = [0]
+    while work:
+        i = work.pop()
+        state = after(i, code[i], states[i])
+        for j in edges[i]:
+            known = states[j]
+            merged = state if known is None else merge(known, state)
+            if merged != known:
+                states[j] = merged
+                work.append(j)
+    addresses = {x.address for x in code}
+    for i, instruction in enumerate(code):
+        state = states[i]
+        if not state:
+            continue
+        leaves = instruction.name in ("BRA", "JMP") and jump_target(instruction) not in addresses
+        if leaves or instruction.name in ("CALL", "BRX", "JMX", "RET"):
+            result.violations.append(f"{instruction.address:#06x} {instruction.opcode}: cannot be followed with a wgmma in flight")
+        written = written_registers(instruction)
+        for j in state:
+            for register in sorted(set(written) & set(a_registers(code[j]))):
+                result.violations.append(
+                    f"{instruction.address:#06x} {instruction.opcode} writes R{register}, "
+                    f"which {code[j].opcode} at {code[j].address:#06x} may still read"
+                )
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("binary")
+    parser.add_argument("--cuobjdump", default="cuobjdump")
+    arguments = parser.parse_args()
+    tool = shutil.which(arguments.cuobjdump)
+    if tool is None:
+        print(f"skipped: no disassembler ({arguments.cuobjdump}); it comes with the CUDA toolkit or nvidia-cuda-cuobjdump of PyPI")
+        return SKIPPED
+    disassembly = subprocess.run([tool, "-sass", arguments.binary], capture_output=True, text=True)
+    if disassembly.returncode != 0:
+        print(f"error: {tool} failed (it needs nvdisasm beside it): {disassembly.stderr.strip()}", file=sys.stderr)
+        return 1
+    wgmmas = violations = kernels = 0
+    for function in parse(disassembly.stdout):
+        result = audit(function)
+        if result.wgmmas == 0:
+            continue
+        kernels += 1
+        wgmmas += result.wgmmas
+        violations += len(result.violations)
+        print(
+            f"{function.name}: {len(function.instructions)} instructions, {result.wgmmas} wgmma "
+            f"({result.register_a} with A in registers), {result.waits} waits, {len(result.violations)} violations"
+        )
+        for violation in result.violations:
+            print(f"error: {function.name}: {violation}", file=sys.stderr)
+    print(f"{kernels} kernels with wgmma, {violations} violations")
+    if wgmmas == 0:
+        print(f"error: {arguments.binary} holds no wgmma: nothing was audited", file=sys.stderr)
+    return 1 if violations or wgmmas == 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
