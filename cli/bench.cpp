@@ -113,18 +113,18 @@ int bench(const BenchOptions& options) {
   const Device device = usable_device(options.device);
   if (!options.out.empty()) check_writable(options.out);
   nlohmann::ordered_json result = {
-      {"device", device == Device::cuda ? check::device_name(device) : device_text(device)},
+      {"device", device == Device::cuda ? check::device_name(device) : device_text({device})},
       {"date", fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr)))},
       {"source_hash", fa3_source_hash()},
       {"compiler", FA3_COMPILER},
       {"ceilings", nlohmann::json::object()},
       {"rows", nlohmann::json::array()}};
-  fmt::print("{}\n{:<6} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<12} {:>10} {:>9}\n", device_text(device), "dtype", "d",
-             "mask", "seqlen", "batch", "heads", "kv_heads", "kernel", "ms", "TFLOP/s");
+  fmt::print("{}\n{:<6} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<12} {:>10} {:>9}\n", device_text({device}), "dtype",
+             "d", "mask", "seqlen", "batch", "heads", "kv_heads", "kernel", "ms", "TFLOP/s");
   for (const Cell& c : cells_of(options, device)) {
     const double seconds = time_cell(c, device, options.mode == "long" ? 2.0 : 0.12),
                  tflops = c.flops() / seconds * 1e-12;
-    const std::string kernel = kernel_name(device, c.dtype, c.d, c.d);
+    const std::string kernel = kernel_name({device}, c.dtype, c.d, c.d);
     fmt::print("{:<6} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<12} {:>10.3f} {:>9.4g}\n", dtype_name(c.dtype), c.d,
                c.causal ? "causal" : "full", c.seqlen, c.batch, c.heads, c.kv_heads, kernel, seconds * 1e3, tflops);
     std::fflush(stdout);

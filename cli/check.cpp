@@ -8,6 +8,7 @@
 #include "check/case.hpp"
 #include "check/run.hpp"
 #include "common.hpp"
+#include "simulate/forward.hpp"
 
 namespace fa3::cli {
 namespace {
@@ -16,23 +17,36 @@ struct CheckOptions {
   std::string cases, device = "auto";
 };
 
-std::vector<Device> devices_of(const std::string& name) {
-  if (name != "all") return {usable_device(name)};
-  std::vector<Device> devices = {Device::cpu};
+double simulated_seconds(const check::Case& c) {
+  ForwardProblem p;
+  p.batch = c.batch, p.heads = c.heads, p.seqlen_q = c.seqlen_q, p.seqlen_k = c.seqlen_k, p.d = c.d, p.d_v = c.d_v,
+  p.causal = c.causal;
+  return simulator::estimate_seconds(p) * c.repeats;
+}
+
+bool runs_on(const Target& target, const check::Case& c) {
+  if (!check::runs_on(c, static_cast<fa3_device>(target.like()))) return false;
+  return !target.simulated || simulated_seconds(c) < 5;  // the simulator is for small problems
+}
+
+std::vector<Target> targets_of(const std::string& name) {
+  if (name != "all") return {usable_target(name)};
+  std::vector<Target> devices = {{Device::cpu}};
   const Status cuda = Status::of(fa3_device_available(FA3_DEVICE_CUDA));
   if (cuda)
-    devices.push_back(Device::cuda);
+    devices.push_back({Device::cuda});
   else
     fmt::print("cuda is left out: {}\n", cuda.message());
   return devices;
 }
 
-bool run_one(const check::Case& c, Device device) {
+bool run_one(const check::Case& c, const Target& target) {
   const auto start = std::chrono::steady_clock::now();
-  const check::Verdict verdict = check::run_case(c, device);
+  const check::Verdict verdict = target.simulated ? check::run_case(c, Device::cpu, simulator::forward_as_device, true)
+                                                  : check::run_case(c, target.device);
   const double milliseconds =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-  const char* on = device == Device::cuda ? "cuda" : "cpu";
+  const char* on = target.name();
   if (verdict.passed)
     fmt::print("ok   {:<4} {}: O off by {:.2g} of {:.2g} allowed, LSE by {:.2g}, {} rows, {:.0f} ms\n", on, c.name,
                verdict.o_error, verdict.o_allowed, verdict.lse_error, verdict.rows, milliseconds);
@@ -42,16 +56,28 @@ bool run_one(const check::Case& c, Device device) {
   return verdict.passed;
 }
 
-int check_cases(const CheckOptions& options) {
-  const std::vector<Device> devices = devices_of(options.device);
-  int passed = 0, failed = 0;
-  for (const check::Case& c : check::all_cases()) {
-    if (!check::name_matches(c.name, options.cases)) continue;
-    for (const Device device : devices) {
-      if (!check::runs_on(c, static_cast<fa3_device>(device))) continue;
-      ++(run_one(c, device) ? passed : failed);
-    }
+/// The simulator is slow: says before it starts how long it will take.
+void announce_simulation(const std::vector<check::Case>& cases, const Target& target) {
+  double seconds = 0;
+  int count = 0;
+  for (const check::Case& c : cases) {
+    if (!runs_on(target, c)) continue;
+    seconds += simulated_seconds(c);
+    ++count;
   }
+  fmt::print("{} of {} cases are small enough for the simulator; about {:.0f} s\n", count, cases.size(), seconds);
+  std::fflush(stdout);
+}
+
+int check_cases(const CheckOptions& options) {
+  const std::vector<Target> targets = targets_of(options.device);
+  std::vector<check::Case> cases = check::all_cases();
+  std::erase_if(cases, [&](const check::Case& c) { return !check::name_matches(c.name, options.cases); });
+  if (options.device == "sim") announce_simulation(cases, targets[0]);
+  int passed = 0, failed = 0;
+  for (const check::Case& c : cases)
+    for (const Target& target : targets)
+      if (runs_on(target, c)) ++(run_one(c, target) ? passed : failed);
   if (passed + failed == 0)
     throw UsageError(fmt::format("--cases is {}; no case that runs on this device has such a name", options.cases));
   fmt::print("{} passed, {} failed\n", passed, failed);
@@ -67,9 +93,12 @@ void add_check(CLI::App& app, Action& action) {
       ->add_option("--cases", options->cases,
                    "Only cases whose name holds FILTER or, with *, ? or [], matches it as a whole")
       ->option_text("FILTER");
-  command->add_option("--device", options->device, "auto (the GPU if there is a usable one), cuda, cpu, or all")
+  command
+      ->add_option("--device", options->device,
+                   "auto (the GPU if there is a usable one), cuda, cpu, sim (the GPU's kernels on the simulator: "
+                   "slow), or all (cpu and cuda)")
       ->option_text("DEVICE")
-      ->check(CLI::IsMember({"auto", "cuda", "cpu", "all"}));
+      ->check(CLI::IsMember({"auto", "cuda", "cpu", "sim", "all"}));
   command->callback([&action, options] { action = [options] { return check_cases(*options); }; });
 }
 

@@ -22,13 +22,20 @@ Device usable_device(const std::string& name) {
   return Device::cpu;
 }
 
-std::string device_text(Device device) {
-  if (device == Device::cuda) return "cuda: " + check::device_name(device);
-  return fmt::format("cpu: {}, {}, {} threads", check::device_name(device), cpu::simd_name(), check::host_threads());
+Target usable_target(const std::string& name) {
+  if (name == "sim") return {Device::cpu, true};
+  return {usable_device(name)};
 }
 
-std::string kernel_name(Device device, fa3_dtype dtype, std::int64_t d, std::int64_t d_v) {
-  if (device == Device::cpu) return fmt::format("cpu_{}", cpu::simd_name());
+std::string device_text(const Target& target) {
+  if (target.simulated) return "sim: the GPU's kernels on the simulator";
+  if (target.device == Device::cuda) return "cuda: " + check::device_name(target.device);
+  return fmt::format("cpu: {}, {}, {} threads", check::device_name(target.device), cpu::simd_name(),
+                     check::host_threads());
+}
+
+std::string kernel_name(const Target& target, fa3_dtype dtype, std::int64_t d, std::int64_t d_v) {
+  if (target.like() == Device::cpu) return fmt::format("cpu_{}", cpu::simd_name());
   const int row = kernels::select_forward_row(dtype, d, d_v);
   return row < 0 ? "" : kernels::forward_rows[row].name;
 }

@@ -33,15 +33,29 @@ void add_run(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
 void add_check(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_trace(CLI::App& app, Action& action);
 
 /// "auto", "cuda" or "cpu" as a device that can be used. Throws Error(FA3_NO_DEVICE) for cuda if it cannot.
 Device usable_device(const std::string& name);
 
-/// "cpu: AMD EPYC, avx2, 2 threads" or "cuda: NVIDIA H200".
-std::string device_text(Device device);
+/// Where the command runs a problem: a device of the library, or the GPU's kernels on the simulator, in host memory.
+struct Target {
+  Device device = Device::cpu;  // where its memory is
+  bool simulated = false;
 
-/// Name of the kernel that runs these types and sizes on `device`; "" if there is none.
-std::string kernel_name(Device device, fa3_dtype dtype, std::int64_t d, std::int64_t d_v);
+  /// The device whose types and kernels it has.
+  Device like() const { return simulated ? Device::cuda : device; }
+  const char* name() const { return simulated ? "sim" : device == Device::cuda ? "cuda" : "cpu"; }
+};
+
+/// As usable_device, and "sim".
+Target usable_target(const std::string& name);
+
+/// "cpu: AMD EPYC, avx2, 2 threads" or "cuda: NVIDIA H200".
+std::string device_text(const Target& target);
+
+/// Name of the kernel that runs these types and sizes there; "" if there is none.
+std::string kernel_name(const Target& target, fa3_dtype dtype, std::int64_t d, std::int64_t d_v);
 
 fa3_dtype parse_dtype(const std::string& name);
 

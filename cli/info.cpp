@@ -43,12 +43,12 @@ void print_kernels() {
                fmt::format("{}/{}", config.producer_registers(), config.consumer_registers()),
                kernels::shared_tile_bytes(config) / 1024,
                config.turns == attention::Turns::gemm ? "ping-pong" : "free-running");
-  fmt::print("  {:<10} f16, bf16, f32, d and d_v up to 256\n", kernel_name(Device::cpu, FA3_F32, 8, 8));
+  fmt::print("  {:<10} f16, bf16, f32, d and d_v up to 256\n", kernel_name({Device::cpu}, FA3_F32, 8, 8));
 }
 
 int info() {
   fmt::print("fa3 {}.{}.{}, sources {}\n", FA3_VERSION_MAJOR, FA3_VERSION_MINOR, FA3_VERSION_PATCH, fa3_source_hash());
-  fmt::print("{}\n", device_text(Device::cpu));
+  fmt::print("{}\n", device_text({Device::cpu}));
   print_cuda();
   print_kernels();
   return exit_ok;

@@ -40,6 +40,7 @@ int main(int argc, char** argv) {
   add_info(app, action);
   add_check(app, action);
   add_bench(app, action);
+  add_trace(app, action);
   try {
     app.parse(argc, argv);
     return action();

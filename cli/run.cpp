@@ -15,6 +15,7 @@
 #include "dtype.hpp"
 #include "error.hpp"
 #include "npy.hpp"
+#include "simulate/forward.hpp"
 
 namespace fa3::cli {
 namespace {
@@ -106,8 +107,9 @@ int run(const RunOptions& options) {
   std::vector<Array> arrays = load(options);
   std::optional<Array> expected;
   if (!options.expected.empty()) expected = load_npy(options.expected);
-  const Device device = usable_device(options.device);
-  const fa3_dtype dtype = dtype_of(options, arrays, device);
+  const Target target = usable_target(options.device);
+  const Device device = target.device;
+  const fa3_dtype dtype = dtype_of(options, arrays, target.like());
 
   // Host memory.
   const bool has_batch = arrays[0].shape.size() == 4;
@@ -147,44 +149,44 @@ int run(const RunOptions& options) {
   const Tensor o_view(buffers[3].data(), o_shape, type, device);
   const RowTensor lse_view(buffers[4].data(), lse_shape, Dtype::f32, device);
   const ForwardOptions forward_options{options.causal, options.scale};
+  ForwardProblem problem;
+  problem.dtype = dtype;
+  problem.batch = o_shape[0], problem.seqlen_q = o_shape[1], problem.heads = o_shape[2], problem.d = shapes[0][3];
+  problem.seqlen_k = shapes[1][1], problem.kv_heads = shapes[1][2], problem.d_v = o_shape[3];
+  problem.causal = options.causal;
+  problem.softmax_scale = options.scale.value_or(float(1 / std::sqrt(double(problem.d))));
   std::size_t workspace_bytes = 0;
   require(forward_workspace_size(q, k, v, o_view, lse_view, forward_options, workspace_bytes));
   const check::Buffer workspace(device, workspace_bytes);
-  fmt::print("device: {}\nkernel: {}\n", device_text(device), kernel_name(device, dtype, shapes[0][3], o_shape[3]));
+  fmt::print("device: {}\nkernel: {}\n", device_text(target), kernel_name(target, dtype, problem.d, problem.d_v));
+  if (target.simulated) fmt::print("this will take about {:.0f} s\n", std::ceil(simulator::estimate_seconds(problem)));
   std::fflush(stdout);
   check::Timing timing;
   {
-    const Progress progress("computing on the " + std::string(device == Device::cuda ? "GPU" : "CPU"));
-    timing = check::time_work(
-        device,
-        [&](fa3_stream stream) {
-          return forward(q, k, v, o_view, lse_view, forward_options, Workspace{workspace.data(), workspace.bytes()},
-                         stream);
-        },
-        0.2);
+    const Progress progress(fmt::format("computing on {}", target.name()));
+    const auto forward_on_target = target.simulated ? simulator::forward_as_device : fa3::forward;
+    const auto work = [&](fa3_stream stream) {
+      return forward_on_target(q, k, v, o_view, lse_view, forward_options,
+                               Workspace{workspace.data(), workspace.bytes()}, stream);
+    };
+    timing = check::time_work(device, work, 0.2);
   }
   buffers[3].download(o.data());
   buffers[4].download(lse.data());
 
   // What came out.
-  ForwardProblem problem;
-  problem.dtype = dtype;
-  problem.batch = o_shape[0], problem.seqlen_q = o_shape[1], problem.heads = o_shape[2], problem.d = shapes[0][3];
-  problem.seqlen_k = shapes[1][1], problem.kv_heads = shapes[1][2], problem.d_v = o_shape[3];
   problem.q = {inputs[0].data(), shapes[0], contiguous_strides(shapes[0])};
   problem.k = {inputs[1].data(), shapes[1], contiguous_strides(shapes[1])};
   problem.v = {inputs[2].data(), shapes[2], contiguous_strides(shapes[2])};
   problem.o = {o.data(), o_shape, contiguous_strides(o_shape)};
   problem.lse = reinterpret_cast<float*>(lse.data());
   problem.lse_stride = contiguous_strides(lse_shape);
-  problem.causal = options.causal;
-  problem.softmax_scale = options.scale.value_or(float(1 / std::sqrt(double(problem.d))));
   fmt::print("time: {:.3f} ms (median of {}), {:.3g} TFLOP/s\n", timing.seconds * 1e3, timing.runs,
              problem.flops() / timing.seconds * 1e-12);
   check::Verdict verdict;
   {
     const Progress progress("comparing with fp64");
-    verdict = check::judge(problem, sample_rows(problem), check::host_threads());
+    verdict = check::judge(problem, sample_rows(problem), check::host_threads(), target.like() == Device::cuda);
   }
   fmt::print("error against fp64, {} of {} rows: O {:.2g} ({:.2g} allowed), LSE {:.2g}\n", verdict.rows, rows,
              verdict.o_error, verdict.o_allowed, verdict.lse_error);
@@ -244,9 +246,12 @@ void add_run(CLI::App& app, Action& action) {
                    "f16, bf16 or f32 (cpu only) to compute in; default: that of the files, f32 files on a GPU f16")
       ->option_text("TYPE")
       ->check(CLI::IsMember({"f16", "bf16", "f32"}));
-  command->add_option("--device", options->device, "auto (the GPU if there is a usable one), cuda, or cpu")
+  command
+      ->add_option(
+          "--device", options->device,
+          "auto (the GPU if there is a usable one), cuda, cpu, or sim (the GPU's kernels on the simulator: slow)")
       ->option_text("DEVICE")
-      ->check(CLI::IsMember({"auto", "cuda", "cpu"}));
+      ->check(CLI::IsMember({"auto", "cuda", "cpu", "sim"}));
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

@@ -11,6 +11,7 @@
 #include "dtype.hpp"
 #include "error.hpp"
 #include "kernels/configs.hpp"
+#include "npy.hpp"
 #include "simulate/forward.hpp"
 #include "simulate/timeline.hpp"
 #if defined(FA3_WITH_CUDA)
@@ -54,7 +55,8 @@ struct SmallProblem {
     problem.causal = causal;
     const auto fill = [&](std::vector<std::uint16_t>& data, TensorRef& tensor, int d) {
       data.resize(std::size_t(seqlen) * std::size_t(d));
-      for (std::uint16_t& x : data) x = f16 ? from_float<Half>(normal(random)).bits : from_float<Bfloat16>(normal(random)).bits;
+      for (std::uint16_t& x : data)
+        x = f16 ? from_float<Half>(normal(random)).bits : from_float<Bfloat16>(normal(random)).bits;
       tensor = {data.data(), {1, seqlen, 1, d}, {0, seqlen > 1 ? d : 0, 0, 1}};
     };
     fill(q, problem.q, config.d);
@@ -74,16 +76,25 @@ void write(const std::string& path, const std::string& text) {
 
 void print_counters(const simulator::Counters& c, double tiles) {
   const auto kib = [&](std::uint64_t bytes) { return double(bytes) / 1024 / tiles; };
-  fmt::print("per tile: TMA loads {:.1f} KiB, stores {:.1f} KiB; wgmma {:.0f} instructions, operand reads A {:.1f} KiB, B {:.1f} KiB; "
-             "stmatrix {:.1f} KiB, {} bank conflicts in {} phases; ordinary accesses {:.1f} KiB; exp2 {:.0f}\n",
-             kib(c.tma_load_bytes), kib(c.tma_store_bytes), double(c.wgmma_instructions) / tiles, kib(c.wgmma_a_bytes),
-             kib(c.wgmma_b_bytes), kib(c.stmatrix_bytes), c.bank_conflicts, c.matrix_phases, kib(c.ordinary_bytes), double(c.exp2) / tiles);
+  fmt::print(
+      "per tile: TMA loads {:.1f} KiB, stores {:.1f} KiB; wgmma {:.0f} instructions, operand reads A {:.1f} KiB, B "
+      "{:.1f} KiB; "
+      "stmatrix {:.1f} KiB, {} bank conflicts in {} phases; ordinary accesses {:.1f} KiB; exp2 {:.0f}\n",
+      kib(c.tma_load_bytes), kib(c.tma_store_bytes), double(c.wgmma_instructions) / tiles, kib(c.wgmma_a_bytes),
+      kib(c.wgmma_b_bytes), kib(c.stmatrix_bytes), c.bank_conflicts, c.matrix_phases, kib(c.ordinary_bytes),
+      double(c.exp2) / tiles);
 }
 
 int trace(const TraceOptions& options) {
   const int row = find_row(options.row);
   const kernels::ForwardConfig& config = kernels::forward_rows[row].config;
-  if (options.seqlen < 1 || options.seqlen > 65536) throw UsageError(fmt::format("--seqlen is {}; allowed are 1 to 65536", options.seqlen));
+  if (options.seqlen < 1 || options.seqlen > 65536)
+    throw UsageError(fmt::format("--seqlen is {}; allowed are 1 to 65536", options.seqlen));
+  if (!options.window.empty() && !(options.window[0] < options.window[1]))
+    throw UsageError(
+        fmt::format("--window is {} {}; the end must be after the begin", options.window[0], options.window[1]));
+  for (const std::string& path : {options.out, options.picture})
+    if (!path.empty()) check_writable(path);
   SmallProblem small(config, options.seqlen, options.causal);
   std::vector<simulator::Event> events;
   if (options.device == "sim") {
@@ -93,16 +104,17 @@ int trace(const TraceOptions& options) {
     const simulator::ForwardRun run = simulator::forward(small.problem, sim, row, 1);
     events = simulator::merged(run.events);
     if (!options.text) {
-      fmt::print("{} on the simulator, seqlen {}, {}: one CTA, times in cycles of a simple model of the machine's rates\n", options.row,
-                 options.seqlen, options.causal ? "causal" : "full");
+      fmt::print(
+          "{} on the simulator, seqlen {}, {}: one CTA, times in cycles of a simple model of the machine's rates\n",
+          options.row, options.seqlen, options.causal ? "causal" : "full");
       print_counters(run.counters, double((options.seqlen + config.tile_q - 1) / config.tile_q));
     }
   } else {
 #if defined(FA3_WITH_CUDA)
     usable_device("cuda");
     events = kernels::trace_forward(small.problem, row);
-    fmt::print("{} on {}, seqlen {}, {}: CTA 0, times in cycles of its SM\n", options.row, device_text(Device::cuda), options.seqlen,
-               options.causal ? "causal" : "full");
+    fmt::print("{} on {}, seqlen {}, {}: CTA 0, times in cycles of its SM\n", options.row, device_text({Device::cuda}),
+               options.seqlen, options.causal ? "causal" : "full");
 #else
     throw Error(FA3_NO_DEVICE, "this build of fa3 has no CUDA kernels (it was built without nvcc)");
 #endif
@@ -120,7 +132,6 @@ int trace(const TraceOptions& options) {
   if (!options.window.empty()) {
     begin = options.window[0];
     end = options.window[1];
-    if (!(begin < end)) throw UsageError(fmt::format("--window is {} {}; the end must be after the begin", begin, end));
   }
   if (!options.out.empty()) write(options.out, simulator::chrome_trace(events));
   if (!options.picture.empty()) write(options.picture, simulator::svg(events, begin, end));
@@ -131,17 +142,27 @@ int trace(const TraceOptions& options) {
 
 void add_trace(CLI::App& app, Action& action) {
   auto options = std::make_shared<TraceOptions>();
-  CLI::App* command = app.add_subcommand("trace", "Draw the schedule of a kernel: who computes, who waits, what overlaps");
-  command->add_option("--row", options->row, "Row of the kernel table (see fa3 info)")->option_text("NAME")->capture_default_str();
-  command->add_option("--seqlen", options->seqlen, "Queries and keys of the one head that is run")->option_text("N")->capture_default_str();
+  CLI::App* command =
+      app.add_subcommand("trace", "Draw the schedule of a kernel: who computes, who waits, what overlaps");
+  command->add_option("--row", options->row, "Row of the kernel table (see fa3 info)")
+      ->option_text("NAME")
+      ->capture_default_str();
+  command->add_option("--seqlen", options->seqlen, "Queries and keys of the one head that is run")
+      ->option_text("N")
+      ->capture_default_str();
   command->add_flag("--causal", options->causal, "Causal mask");
-  command->add_option("--device", options->device, "sim: the simulator, in modelled cycles; cuda: one CTA on the GPU, in its cycles")
+  command
+      ->add_option("--device", options->device,
+                   "sim: the simulator, in modelled cycles; cuda: one CTA on the GPU, in its cycles")
       ->option_text("DEVICE")
       ->check(CLI::IsMember({"sim", "cuda", "gpu"}))
       ->capture_default_str();
-  command->add_option("--out", options->out, "Write a trace for Perfetto or chrome://tracing")->option_text("FILE.json");
+  command->add_option("--out", options->out, "Write a trace for Perfetto or chrome://tracing")
+      ->option_text("FILE.json");
   command->add_option("--svg", options->picture, "Write a picture")->option_text("FILE.svg");
-  command->add_option("--window", options->window, "Begin and end of the picture, in cycles")->expected(2)->option_text("BEGIN END");
+  command->add_option("--window", options->window, "Begin and end of the picture, in cycles")
+      ->expected(2)
+      ->option_text("BEGIN END");
   command->add_flag("--text", options->text, "Print the drawing that stands on top of src/attention/forward.hpp");
   command->callback([&action, options] { action = [options] { return trace(*options); }; });
 }

@@ -22,8 +22,8 @@ inline float to_float(Bfloat16 x) { return std::bit_cast<float>(std::uint32_t(x.
 inline float to_float(Half x) {
   const std::uint32_t sign = std::uint32_t(x.bits & 0x8000u) << 16;
   const std::uint32_t magnitude = x.bits & 0x7fffu;
-  // Shifted into place the exponent is short by 112; a multiplication adds that and normalises subnormals exactly. Without a
-  // branch, so that loops over it vectorise: Inf and NaN get the full exponent by an or.
+  // Shifted into place the exponent is short by 112; a multiplication adds that and normalises subnormals exactly.
+  // Without a branch, so that loops over it vectorise: Inf and NaN get the full exponent by an or.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112f;
   const std::uint32_t special = magnitude >= 0x7c00u ? 0x7f800000u : 0u;
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | special | sign);
@@ -50,9 +50,9 @@ inline Half from_float<Half>(float x) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
   const std::uint16_t sign = std::uint16_t((bits >> 16) & 0x8000u);
   const std::uint32_t magnitude = bits & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return {std::uint16_t(sign | 0x7e00u)};     // NaN
-  if (magnitude >= 0x477ff000u) return {std::uint16_t(sign | 0x7c00u)};    // 65520 and above round to Inf
-  if (magnitude < 0x38800000u) {                                           // subnormal: let the adder round at 2^-24
+  if (magnitude > 0x7f800000u) return {std::uint16_t(sign | 0x7e00u)};   // NaN
+  if (magnitude >= 0x477ff000u) return {std::uint16_t(sign | 0x7c00u)};  // 65520 and above round to Inf
+  if (magnitude < 0x38800000u) {                                         // subnormal: let the adder round at 2^-24
     const float rounded = std::bit_cast<float>(magnitude) + 0.5f;
     return {std::uint16_t(sign | (std::bit_cast<std::uint32_t>(rounded) - 0x3f000000u))};
   }

@@ -23,8 +23,8 @@ struct ForwardProblem {
   fa3_dtype dtype = FA3_F16;  // of q, k, v and o
   std::int64_t batch = 0, heads = 0, kv_heads = 0, seqlen_q = 0, seqlen_k = 0, d = 0, d_v = 0;
   TensorRef q, k, v, o;
-  float* lse = nullptr;                        // null: not wanted
-  std::array<std::int64_t, 3> lse_stride{};    // batch, head, row
+  float* lse = nullptr;                      // null: not wanted
+  std::array<std::int64_t, 3> lse_stride{};  // batch, head, row
   float softmax_scale = 0;
   bool causal = false;
 

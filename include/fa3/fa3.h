@@ -58,7 +58,7 @@ typedef struct CUstream_st* fa3_stream;
  * data may be NULL only if the tensor has no elements; it must be aligned to its element. */
 typedef struct fa3_tensor {
   void* data;
-  int32_t dtype; /* fa3_dtype */
+  int32_t dtype;    /* fa3_dtype */
   int32_t reserved; /* 0 */
   int64_t stride[4];
 } fa3_tensor;
@@ -83,15 +83,15 @@ typedef struct fa3_forward_params {
   fa3_tensor v; /* [batch, seqlen_k, kv_heads, d_v] */
   fa3_tensor o; /* [batch, seqlen_q, heads, d_v], written; its elements must not overlap each other or an input */
 
-  float* lse;            /* optional (NULL): [batch, heads, seqlen_q], written; natural logarithm, -inf for rows without keys */
+  float* lse; /* optional (NULL): [batch, heads, seqlen_q], written; natural logarithm, -inf for rows without keys */
   int64_t lse_stride[3]; /* elements, for batch, head, row */
 
-  float softmax_scale;         /* finite; used only if softmax_scale_set, any value including 0 and negative ones */
-  int32_t softmax_scale_set;   /* 0: softmax_scale is 1 / sqrt(d) */
+  float softmax_scale;       /* finite; used only if softmax_scale_set, any value including 0 and negative ones */
+  int32_t softmax_scale_set; /* 0: softmax_scale is 1 / sqrt(d) */
 } fa3_forward_params;
 
-/* Optional warm-up for CUDA device number `cuda_device`: loads the kernels and sets their attributes, so that nothing of
- * that happens first inside a stream capture. Makes no lasting change of the current device. */
+/* Optional warm-up for CUDA device number `cuda_device`: loads the kernels and sets their attributes, so that nothing
+ * of that happens first inside a stream capture. Makes no lasting change of the current device. */
 FA3_API fa3_status fa3_init(int cuda_device);
 
 /* FA3_OK if this process can run attention on `device` (fa3_device) now; otherwise the status, with the reason in
@@ -102,14 +102,15 @@ FA3_API fa3_status fa3_device_available(int32_t device);
  * touches no GPU and does not read through the data pointers. */
 FA3_API fa3_status fa3_forward_supported(const fa3_forward_params* params);
 
-/* Bytes of workspace fa3_forward needs for exactly these parameters (sizes, strides, alignment of the pointers). Pure host.
- * On the cpu device it is 0. */
+/* Bytes of workspace fa3_forward needs for exactly these parameters (sizes, strides, alignment of the pointers). Pure
+ * host. On the cpu device it is 0. */
 FA3_API fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, size_t* bytes);
 
-/* Enqueues the forward pass on `stream` (NULL: the default stream). `workspace`: device memory, 256-byte aligned, with any
- * content; it may be reused once the work is done. May be captured into a CUDA graph and replayed. If a status other than
- * FA3_OK is returned nothing was written. On the cpu device `workspace` and `stream` are ignored. */
-FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t workspace_bytes, fa3_stream stream);
+/* Enqueues the forward pass on `stream` (NULL: the default stream). `workspace`: device memory, 256-byte aligned, with
+ * any content; it may be reused once the work is done. May be captured into a CUDA graph and replayed. If a status
+ * other than FA3_OK is returned nothing was written. On the cpu device `workspace` and `stream` are ignored. */
+FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t workspace_bytes,
+                               fa3_stream stream);
 
 FA3_API const char* fa3_status_string(fa3_status status);
 

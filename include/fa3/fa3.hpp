@@ -68,8 +68,8 @@ inline Status forward_params(const ConstTensor& q, const ConstTensor& k, const C
       if (view.shape[i] != shape[i]) {
         auto wanted = view;
         wanted.shape = shape;
-        return Status(FA3_INVALID_ARGUMENT, std::string(name) + ": shape is " + shape_text(view) + ", expected " + letters +
-                                                " = " + shape_text(wanted));
+        return Status(FA3_INVALID_ARGUMENT, std::string(name) + ": shape is " + shape_text(view) + ", expected " +
+                                                letters + " = " + shape_text(wanted));
       }
     }
     return Status();
@@ -78,7 +78,8 @@ inline Status forward_params(const ConstTensor& q, const ConstTensor& k, const C
   const auto [batch, seqlen_q, heads, d] = q.shape;
   const std::int64_t seqlen_k = k.shape[1], kv_heads = k.shape[2], d_v = v.shape[3];
   if (Status s = expect(k, "k", Shape{batch, seqlen_k, kv_heads, d}, "[batch, seqlen_k, kv_heads, d]"); !s) return s;
-  if (Status s = expect(v, "v", Shape{batch, seqlen_k, kv_heads, d_v}, "[batch, seqlen_k, kv_heads, d_v]"); !s) return s;
+  if (Status s = expect(v, "v", Shape{batch, seqlen_k, kv_heads, d_v}, "[batch, seqlen_k, kv_heads, d_v]"); !s)
+    return s;
   if (Status s = expect(o, "o", Shape{batch, seqlen_q, heads, d_v}, "[batch, seqlen_q, heads, d_v]"); !s) return s;
 
   const Device device = resolve(q.device);
@@ -108,11 +109,13 @@ inline Status forward_params(const ConstTensor& q, const ConstTensor& k, const C
   params.o = to_c(o);
   if (lse) {
     if (lse->dtype != Dtype::f32) return Status(FA3_INVALID_ARGUMENT, "lse: its dtype must be f32");
-    if (Status s = expect(*lse, "lse", std::array<std::int64_t, 3>{batch, heads, seqlen_q}, "[batch, heads, seqlen_q]"); !s)
+    if (Status s = expect(*lse, "lse", std::array<std::int64_t, 3>{batch, heads, seqlen_q}, "[batch, heads, seqlen_q]");
+        !s)
       return s;
     if (Status s = same_device(lse->device, "lse"); !s) return s;
     if (lse->data == nullptr && batch > 0 && heads > 0 && seqlen_q > 0)
-      return Status(FA3_INVALID_ARGUMENT, "lse.data is null, but the tensor is not empty; leave lse out if it is not wanted");
+      return Status(FA3_INVALID_ARGUMENT,
+                    "lse.data is null, but the tensor is not empty; leave lse out if it is not wanted");
     params.lse = static_cast<float*>(lse->data);
     for (std::size_t i = 0; i < 3; ++i) params.lse_stride[i] = lse->stride[i];
   }
@@ -127,7 +130,8 @@ inline Status forward_params(const ConstTensor& q, const ConstTensor& k, const C
 
 /// Bytes of workspace forward() needs for these arguments; 0 on the cpu device.
 inline Status forward_workspace_size(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
-                                     const std::optional<RowTensor>& lse, const ForwardOptions& options, std::size_t& bytes) {
+                                     const std::optional<RowTensor>& lse, const ForwardOptions& options,
+                                     std::size_t& bytes) {
   fa3_forward_params params;
   if (Status s = detail::forward_params(q, k, v, o, lse, options, params); !s) return s;
   return Status::of(fa3_forward_workspace_size(&params, &bytes));
@@ -146,8 +150,8 @@ inline Status forward_supported(const ConstTensor& q, const ConstTensor& k, cons
 ///   o [batch, seqlen_q, heads, d_v] lse [batch, heads, seqlen_q], f32, natural logarithm
 /// On cuda the work is enqueued on `stream`; on cpu it is done on return. If the status is not ok, nothing was written.
 inline Status forward(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
-                      const std::optional<RowTensor>& lse = {}, const ForwardOptions& options = {}, Workspace workspace = {},
-                      fa3_stream stream = nullptr) {
+                      const std::optional<RowTensor>& lse = {}, const ForwardOptions& options = {},
+                      Workspace workspace = {}, fa3_stream stream = nullptr) {
   fa3_forward_params params;
   if (Status s = detail::forward_params(q, k, v, o, lse, options, params); !s) return s;
   return Status::of(fa3_forward(&params, workspace.data, workspace.bytes, stream));

@@ -51,8 +51,8 @@ struct BasicView {
       : data(data_), shape(shape_), stride(stride_), dtype(dtype_), device(device_) {}
   /// A writable view reads, too.
   template <class Other>
-    requires(!std::is_same_v<Other, Pointer> && std::is_convertible_v<Other, Pointer>)
-  BasicView(const BasicView<Other, rank>& other)
+  requires(!std::is_same_v<Other, Pointer> && std::is_convertible_v<Other, Pointer>)
+      BasicView(const BasicView<Other, rank>& other)
       : BasicView(other.data, other.shape, other.stride, other.dtype, other.device) {}
 };
 

@@ -42,12 +42,14 @@ void check_reach(const char* name, const std::array<int64_t, rank>& shape, const
 
 /// Zeroes strides that select nothing and refuses negative ones.
 template <std::size_t rank>
-std::array<int64_t, rank> check_strides(const char* name, const std::array<int64_t, rank>& shape, const int64_t* stride) {
+std::array<int64_t, rank> check_strides(const char* name, const std::array<int64_t, rank>& shape,
+                                        const int64_t* stride) {
   std::array<int64_t, rank> result{};
   for (std::size_t i = 0; i < rank; ++i) {
     if (shape[i] <= 1) continue;
     if (stride[i] < 0)
-      invalid(string(name) + ".stride[" + to_string(i) + "] is " + to_string(stride[i]) + "; negative strides are not allowed");
+      invalid(string(name) + ".stride[" + to_string(i) + "] is " + to_string(stride[i]) +
+              "; negative strides are not allowed");
     result[i] = stride[i];
   }
   return result;
@@ -65,7 +67,8 @@ TensorRef check_tensor(const char* name, const fa3_tensor& tensor, std::array<in
   if (ref.empty()) return ref;
   ref.stride = check_strides(name, shape, tensor.stride);
   if (ref.stride[3] != 1)
-    invalid(string(name) + ".stride[3] is " + to_string(ref.stride[3]) + "; the last dimension must be contiguous (stride 1)");
+    invalid(string(name) + ".stride[3] is " + to_string(ref.stride[3]) +
+            "; the last dimension must be contiguous (stride 1)");
   check_pointer((string(name) + ".data").c_str(), tensor.data, element_bytes(fa3_dtype(tensor.dtype)));
   check_reach(name, shape, ref.stride, int64_t(element_bytes(fa3_dtype(tensor.dtype))));
   return ref;
@@ -113,7 +116,8 @@ bool reachable(const std::vector<Term>& terms, std::size_t from, __int128 target
   const Term& term = terms[from];
   if (term.stride == 1) return true;  // the last term: every value between low and high occurs
   // Only multiples that leave a rest the smaller strides can reach.
-  const __int128 rest_low = low - __int128(term.stride) * term.lowest, rest_high = high - __int128(term.stride) * term.highest;
+  const __int128 rest_low = low - __int128(term.stride) * term.lowest,
+                 rest_high = high - __int128(term.stride) * term.highest;
   const auto floor_div = [](__int128 a, int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); };
   const __int128 first = std::max<__int128>(term.lowest, -floor_div(-(target - rest_high), term.stride));
   const __int128 last = std::min<__int128>(term.highest, floor_div(target - rest_low, term.stride));
@@ -149,8 +153,8 @@ bool bytes_overlap(const ByteBox& a, const ByteBox& b) {
 ForwardProblem check_forward(const fa3_forward_params* params) {
   if (params == nullptr) invalid("params is null");
   if (params->struct_size != sizeof(fa3_forward_params))
-    invalid("params.struct_size is " + to_string(params->struct_size) + "; this library expects sizeof(fa3_forward_params) = " +
-            to_string(sizeof(fa3_forward_params)));
+    invalid("params.struct_size is " + to_string(params->struct_size) +
+            "; this library expects sizeof(fa3_forward_params) = " + to_string(sizeof(fa3_forward_params)));
   if (params->api_version != FA3_API_VERSION)
     invalid("params.api_version is " + to_string(params->api_version) + "; this library speaks version " +
             to_string(FA3_API_VERSION));
@@ -171,18 +175,19 @@ ForwardProblem check_forward(const fa3_forward_params* params) {
   p.d_v = head_dim(params->d_v, "d_v");
   p.causal = params->causal == 1;
   // Extents that could overflow a product of sizes; far beyond any memory.
-  for (const auto& [extent, name] : {std::pair{p.batch, "batch"}, {p.heads, "heads"}, {p.seqlen_q, "seqlen_q"},
-                                     {p.seqlen_k, "seqlen_k"}})
+  for (const auto& [extent, name] :
+       {std::pair{p.batch, "batch"}, {p.heads, "heads"}, {p.seqlen_q, "seqlen_q"}, {p.seqlen_k, "seqlen_k"}})
     if (extent > (int64_t(1) << 31) - 1) invalid(string(name) + " is " + to_string(extent) + "; it must be below 2^31");
 
   const std::pair<const char*, const fa3_tensor*> tensors[] = {
       {"q", &params->q}, {"k", &params->k}, {"v", &params->v}, {"o", &params->o}};
   for (const auto& [name, tensor] : tensors) {
     if (!known_dtype(tensor->dtype))
-      invalid(string(name) + ".dtype is " + to_string(tensor->dtype) + "; it must be FA3_F16 (1), FA3_BF16 (2) or FA3_F32 (4)");
+      invalid(string(name) + ".dtype is " + to_string(tensor->dtype) +
+              "; it must be FA3_F16 (1), FA3_BF16 (2) or FA3_F32 (4)");
     if (tensor->dtype != params->q.dtype)
-      invalid(string(name) + ".dtype is " + to_string(tensor->dtype) + ", but q.dtype is " + to_string(params->q.dtype) +
-              "; q, k, v and o must have one dtype");
+      invalid(string(name) + ".dtype is " + to_string(tensor->dtype) + ", but q.dtype is " +
+              to_string(params->q.dtype) + "; q, k, v and o must have one dtype");
   }
   p.dtype = fa3_dtype(params->q.dtype);
   if (p.dtype == FA3_F32 && params->device == FA3_DEVICE_CUDA)
@@ -203,12 +208,15 @@ ForwardProblem check_forward(const fa3_forward_params* params) {
       check_reach("lse", lse_shape, p.lse_stride, sizeof(float));
       check_distinct("lse", lse_shape, p.lse_stride);
     }
-    std::vector<std::pair<const char*, ByteBox>> outputs = {{"o", byte_box(p.o.data, p.o.shape, p.o.stride, bytes_each)}};
+    std::vector<std::pair<const char*, ByteBox>> outputs = {
+        {"o", byte_box(p.o.data, p.o.shape, p.o.stride, bytes_each)}};
     if (p.lse) outputs.push_back({"lse", byte_box(p.lse, lse_shape, p.lse_stride, sizeof(float))});
     for (const auto& [output_name, output] : outputs)
       for (const auto& [name, tensor] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}})
-        if (!tensor->empty() && bytes_overlap(output, byte_box(tensor->data, tensor->shape, tensor->stride, bytes_each)))
-          invalid(string(output_name) + " overlaps " + name + " in memory; an output must not share bytes with an input");
+        if (!tensor->empty() &&
+            bytes_overlap(output, byte_box(tensor->data, tensor->shape, tensor->stride, bytes_each)))
+          invalid(string(output_name) + " overlaps " + name +
+                  " in memory; an output must not share bytes with an input");
     if (p.lse && bytes_overlap(outputs[0].second, outputs[1].second))
       invalid("lse overlaps o in memory; outputs must not share bytes");
   }
@@ -216,14 +224,17 @@ ForwardProblem check_forward(const fa3_forward_params* params) {
   if (params->softmax_scale_set != 0 && params->softmax_scale_set != 1)
     invalid("softmax_scale_set is " + to_string(params->softmax_scale_set) + "; it must be 0 or 1");
   p.softmax_scale = params->softmax_scale_set ? params->softmax_scale : float(1.0 / std::sqrt(double(p.d)));
-  if (!std::isfinite(p.softmax_scale)) invalid("softmax_scale is " + to_string(p.softmax_scale) + "; it must be finite");
+  if (!std::isfinite(p.softmax_scale))
+    invalid("softmax_scale is " + to_string(p.softmax_scale) + "; it must be finite");
   return p;
 }
 
 void check_capability(int major, int minor, const char* name) {
   if (major == 9 && minor == 0) return;
-  throw Error(FA3_NO_DEVICE, string(name) + " has compute capability " + to_string(major) + "." + to_string(minor) +
-                                 "; fa3's kernels need a Hopper GPU (compute capability 9.0: H100, H200, GH200). Use the cpu device here");
+  throw Error(
+      FA3_NO_DEVICE,
+      string(name) + " has compute capability " + to_string(major) + "." + to_string(minor) +
+          "; fa3's kernels need a Hopper GPU (compute capability 9.0: H100, H200, GH200). Use the cpu device here");
 }
 
 }  // namespace fa3::api

@@ -1,5 +1,6 @@
-// The compile-time choices of one forward kernel. A value is here only if it sizes a register array or a shared-memory tile, is an
-// instruction immediate, or selects another instruction order; everything else is runtime data (ForwardArguments).
+// The compile-time choices of one forward kernel. A value is here only if it sizes a register array or a shared-memory
+// tile, is an instruction immediate, or selects another instruction order; everything else is runtime data
+// (ForwardArguments).
 #pragma once
 
 #include "hopper/element.hpp"
@@ -14,14 +15,15 @@ enum class Turns : unsigned char {
 
 struct ForwardConfig {
   hopper::Element element;
-  int d;            // features of Q and K, padded to a multiple of 64
-  int d_v;          // features of V and O, likewise
-  int tile_q;       // B_r: query rows of a CTA, 64 per consumer warpgroup
-  int tile_kv;      // B_c: keys of a block, a multiple of 16
-  int stages;       // depth of the K/V ring
-  int q_buffers;    // 2: the next tile's Q is loaded under this tile
-  bool o_over_q;    // O is staged in Q's buffer (frees shared memory), else in its own
+  int d;          // features of Q and K, padded to a multiple of 64
+  int d_v;        // features of V and O, likewise
+  int tile_q;     // B_r: query rows of a CTA, 64 per consumer warpgroup
+  int tile_kv;    // B_c: keys of a block, a multiple of 16
+  int stages;     // depth of the K/V ring
+  int q_buffers;  // 2: the next tile's Q is loaded under this tile
+  bool o_over_q;  // O is staged in Q's buffer (frees shared memory), else in its own
   Turns turns;
+  bool trace = false;  // records Stamps; never in the product
 
   constexpr int consumer_warpgroups() const { return tile_q / 64; }
   constexpr int threads() const { return 128 * (1 + consumer_warpgroups()); }
@@ -31,8 +33,8 @@ struct ForwardConfig {
   constexpr int consumer_registers() const { return consumer_warpgroups() == 2 ? 232 : 160; }
 
   constexpr bool valid() const {
-    return d % 64 == 0 && d_v % 64 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) && tile_kv % 16 == 0 &&
-           tile_kv <= 128 && stages >= 2 && q_buffers >= 1 && (!o_over_q || d_v <= d);
+    return d % 64 == 0 && d_v % 64 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&
+           tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 && q_buffers >= 1 && (!o_over_q || d_v <= d);
   }
 };
 

@@ -1,13 +1,15 @@
 // The forward pass: FlashAttention-3, Algorithm 1 (warp specialisation) and Algorithm 2 (overlap inside a warpgroup).
 // Numbers in brackets are the steps of docs/algorithm.md.
 //
-// One CTA works on tiles of B_r query rows of one head, B_c keys at a time. Two consumer warpgroups with turns; time runs right:
+// One CTA works on tiles of B_r query rows of one head, B_c keys at a time. Below, row f16_d128 with five key blocks (4
+// down to 0) as `fa3 trace --text` draws it from the simulator; a character is 64 cycles. S4 = Q K(4)^T and PV4 = P(4)
+// V(4) are warpgroup 1's, those with a prime warpgroup 2's. A warpgroup issues S(j+1) and PV(j) in its turn; its
+// softmax of S(j+1) then runs under its own PV(j) (Algorithm 2) and under the other's GEMMs (ping-pong). The producer,
+// warpgroup 0, loads Q, K4, K3, V4, K2, V3, ..: K one block ahead of V.
 //
-//   producer        Q  K0 K1 V0    K2  V1    K3  V2    ...                 TMA; K leads V by one block
-//   tensor core     |S0 |S0'|S1 PV0|S1' PV0'|S2 PV1|S2' PV1'|S3 PV2|...
-//                     |   |    |       |       |       |
-//   warpgroup 0        softmax0 |wait  softmax1        softmax2             the other's GEMMs run under the softmax,
-//   warpgroup 1 (')        softmax0'   |    softmax1'       softmax2'       and so does the own PV
+//   tensor core  [S4    ][S4'   ]    [S3    ][PV4   ][S3'   ][PV4'  ][S2    ][PV3   ][S2'   ][PV3'  ][S1    ][PV2 ]
+//   warpgroup 1          [softmax  ]         [softmax ]                      [softmax ]                      [soft]
+//   warpgroup 2                  [softmax    ]               [softmax ]                      [softmax ]
 //
 // Inside a warpgroup, one step j -> j+1:
 //
@@ -20,6 +22,7 @@
 #include "attention/config.hpp"
 #include "attention/online_softmax.hpp"
 #include "attention/shared.hpp"
+#include "attention/stamps.hpp"
 #include "hopper/hopper.hpp"
 
 namespace fa3::attention {
@@ -30,7 +33,7 @@ HOPPER_FUNCTION BlockWalk walk_blocks(const ForwardArguments& args, const Tile& 
   return BlockWalk(args.mask, tile.first_row, config.tile_q, config.tile_kv, args.scale.sign != 1.0f);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------------------------------
 // Producer: one thread. K runs one block ahead of V, because a consumer needs K(j+1) before it needs V(j).
 
 template <ForwardConfig config>
@@ -38,12 +41,14 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
   using S = Shared<config>;
   Cursor<config.q_buffers> q;
   Cursor<config.stages> k, v;
+  Stamps<config.trace> stamp(args.stamps, 0, true);
 
   const auto load_k = [&](const Tile& tile, int block) {
     shared.k_empty[k.stage].wait(k.phase ^ 1);
     shared.k_full[k.stage].arrive_expect_bytes(S::KTile::bytes);
     hopper::load_tile(shared.k[k.stage], args.k, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
                       shared.k_full[k.stage]);
+    stamp(Mark::load_k, block);
     ++k;
   };
   const auto load_v = [&](const Tile& tile, int block) {
@@ -51,6 +56,7 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     shared.v_full[v.stage].arrive_expect_bytes(S::VTile::bytes);
     hopper::load_tile(shared.v[v.stage], args.v, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
                       shared.v_full[v.stage]);
+    stamp(Mark::load_v, block);
     ++v;
   };
 
@@ -60,7 +66,7 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     const bool stop = index >= args.order.count();
     const Tile tile = stop ? Tile{-1, 0, 0} : args.order.tile(index);
     shared.q_empty[q.stage].wait(q.phase ^ 1);
-    shared.tile[q.stage] = tile;
+    hopper::store_shared(shared.tile[q.stage], tile);
     if (stop) {
       shared.q_full[q.stage].arrive();
       return;
@@ -81,9 +87,9 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
   }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------
-// Ping-pong (paper, section 3.1): a warpgroup issues its GEMMs in its turn and hands the turn to the next one, whose GEMMs then
-// run under this one's softmax. The first turn is granted at construction.
+// --------------------------------------------------------------------------------------------------------------------
+// Ping-pong (paper, section 3.1): a warpgroup issues its GEMMs in its turn and hands the turn to the next one, whose
+// GEMMs then run under this one's softmax. The first turn is granted at construction.
 
 template <ForwardConfig config>
 struct Turn {
@@ -110,12 +116,14 @@ struct Turn {
   }
 };
 
-// ---------------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------------------------------
 // Consumers: each warpgroup owns 64 rows of the tile.
 
-/// sign * S, and -inf where the row does not see the key. Row r of the thread is first_row + 8 r; the block begins at first_key.
+/// sign * S, and -inf where the row does not see the key. Row r of the thread is first_row + 8 r; the block begins at
+/// first_key.
 template <int columns>
-HOPPER_FUNCTION void apply_mask(hopper::Accumulator<columns>& s, const ForwardArguments& args, int first_row, int first_key) {
+HOPPER_FUNCTION void apply_mask(hopper::Accumulator<columns>& s, const ForwardArguments& args, int first_row,
+                                int first_key) {
   HOPPER_UNROLL
   for (int r = 0; r < 2; ++r) {
     const Interval keys = args.mask.visible(first_row + 8 * r);
@@ -135,12 +143,16 @@ template <ForwardConfig config>
 class Consumer {
  public:
   HOPPER_FUNCTION Consumer(Shared<config>& shared, const ForwardArguments& args, int warpgroup)
-      : shared_(shared), args_(args), turn_(warpgroup), warpgroup_(warpgroup) {}
+      : shared_(shared),
+        args_(args),
+        turn_(warpgroup),
+        warpgroup_(warpgroup),
+        stamp_(args.stamps, 1 + warpgroup, hopper::warp_of_warpgroup() == 0 && hopper::lane() == 0) {}
 
   HOPPER_FUNCTION void run() {
     for (;; ++q_) {
       shared_.q_full[q_.stage].wait(q_.phase);
-      const Tile tile = shared_.tile[q_.stage];
+      const Tile tile = hopper::load_shared(shared_.tile[q_.stage]);
       if (tile.first_row < 0) break;
       attend(tile);
     }
@@ -184,21 +196,29 @@ class Consumer {
 
   /// Algorithm 2, the loop body: S, softmax and P of the next block around O += P V of this one.
   template <bool masked>
-  HOPPER_FUNCTION void step(int first_row, int first_key, S& s, P& p, O& o, OnlineSoftmax& softmax) {
+  HOPPER_FUNCTION void step(int first_row, int block, S& s, P& p, O& o, OnlineSoftmax& softmax) {
+    stamp_(Mark::turn_wanted, block);
     turn_.take();
-    issue_s(s);       // [6] S(j+1) = Q K(j+1)^T
-    issue_pv(o, p);   // [7] O += P(j) V(j)
+    stamp_(Mark::turn_taken, block);
+    issue_s(s);  // [6] S(j+1) = Q K(j+1)^T
+    stamp_(Mark::s_issued, block);
+    issue_pv(o, p);  // [7] O += P(j) V(j)
+    stamp_(Mark::pv_issued, block);
     turn_.pass();
     hopper::wgmma_wait<1>(s);
+    stamp_(Mark::s_ready, block);
     release_k();
     if constexpr (masked) {
-      apply_mask(s, args_, first_row, first_key);
+      apply_mask(s, args_, first_row, block * config.tile_kv);
     }
     const Rescale rescale = softmax.update(s);  // [8] m, l and P(j+1) from S(j+1), under the PV GEMM
+    stamp_(Mark::softmax_done, block);
     hopper::wgmma_wait<0>(o);
+    stamp_(Mark::o_ready, block);
     release_v();
     rescale_rows(o, rescale);  // [9] O to the new max
     convert<element>(p, s);
+    stamp_(Mark::converted, block);
   }
 
   HOPPER_FUNCTION void attend(const Tile& tile) {
@@ -221,9 +241,9 @@ class Consumer {
 
       int i = 1;
       HOPPER_NO_UNROLL
-      for (; i < walk.edges(); ++i) step<true>(first_row, walk.block(i) * config.tile_kv, s, p, o, softmax);
+      for (; i < walk.edges(); ++i) step<true>(first_row, walk.block(i), s, p, o, softmax);
       HOPPER_NO_UNROLL
-      for (; i < walk.count(); ++i) step<false>(first_row, walk.block(i) * config.tile_kv, s, p, o, softmax);
+      for (; i < walk.count(); ++i) step<false>(first_row, walk.block(i), s, p, o, softmax);
 
       // [10] Last block: O += P V.
       if constexpr (!config.o_over_q) {
@@ -238,7 +258,8 @@ class Consumer {
     store(o, softmax, tile);
   }
 
-  /// [11] O / l and LSE to global memory. Each warp stages and stores its own 16 rows; only O over Q has to wait for the warpgroup.
+  /// [11] O / l and LSE to global memory. Each warp stages and stores its own 16 rows; only O over Q has to wait for
+  /// the warpgroup.
   HOPPER_FUNCTION void store(O& o, const OnlineSoftmax& softmax, const Tile& tile) {
     auto& staged = shared_.o(q_.stage);
     if constexpr (config.o_over_q) {
@@ -255,7 +276,8 @@ class Consumer {
       normalise.factor[r] = row.normalise;
       const int sequence_row = tile.first_row + my_row() + 8 * r;
       if (args_.lse != nullptr && hopper::lane() % 4 == 0 && sequence_row < args_.mask.seqlen_q) {
-        args_.lse[tile.batch * args_.lse_stride[0] + tile.head * args_.lse_stride[1] + sequence_row * args_.lse_stride[2]] = row.lse;
+        args_.lse[tile.batch * args_.lse_stride[0] + tile.head * args_.lse_stride[1] +
+                  sequence_row * args_.lse_stride[2]] = row.lse;
       }
     }
     rescale_rows(o, normalise);
@@ -280,6 +302,7 @@ class Consumer {
       }
     }
     hopper::warp_sync();
+    stamp_(Mark::stored, 0);
   }
 
   Shared<config>& shared_;
@@ -288,9 +311,10 @@ class Consumer {
   const int warpgroup_;
   Cursor<config.q_buffers> q_;
   Cursor<config.stages> k_, v_;
+  [[no_unique_address]] Stamps<config.trace> stamp_;
 };
 
-// ---------------------------------------------------------------------------------------------------------------------------
+// --------------------------------------------------------------------------------------------------------------------
 // The kernel body: the role split.
 
 template <ForwardConfig config>

@@ -1,5 +1,5 @@
-// Masks. Every mask is one interval of visible keys per row, whose ends do not fall from row to row. Blocks that all rows of a
-// tile see whole need no mask; only edge blocks apply it. Plain C++.
+// Masks. Every mask is one interval of visible keys per row, whose ends do not fall from row to row. Blocks that all
+// rows of a tile see whole need no mask; only edge blocks apply it. Plain C++.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,16 @@ struct Mask {
   int seqlen_q, seqlen_k;
   bool causal;
 
-  /// What row `row` sees. The one function to change for another mask. Causal is aligned bottom-right: the last row sees all.
+  /// What row `row` sees. The one function to change for another mask. Causal is aligned bottom-right: the last row
+  /// sees all.
   constexpr Interval visible(int row) const {
     if (!causal) return {0, seqlen_k};
     return {0, clamp(row + 1 + seqlen_k - seqlen_q, 0, seqlen_k)};
   }
 };
 
-/// The key blocks a tile of rows has to visit, in order: edge blocks first (right edge from the end, then left edge), so that the
-/// loop over them and the unmasked loop over the rest are one after the other.
+/// The key blocks a tile of rows has to visit, in order: edge blocks first (right edge from the end, then left edge),
+/// so that the loop over them and the unmasked loop over the rest are one after the other.
 struct BlockWalk {
   int begin, end;            // blocks some row sees
   int full_begin, full_end;  // blocks every row sees whole
@@ -56,8 +57,8 @@ struct BlockWalk {
   }
 };
 
-/// Bit 2 j + e is set if the interval contains column 8 j + column + e (e = 0, 1): the columns of an accumulator row that a thread
-/// holds, column = 2 (t % 4), for blocks of up to 128 keys. The interval is relative to the block.
+/// Bit 2 j + e is set if the interval contains column 8 j + column + e (e = 0, 1): the columns of an accumulator row
+/// that a thread holds, column = 2 (t % 4), for blocks of up to 128 keys. The interval is relative to the block.
 constexpr std::uint32_t visible_word(Interval interval, int column) {
   // Bits below `limit`: two for each whole group of eight columns, and those of the group the limit falls into.
   const auto below = [column](int limit) -> std::uint32_t {

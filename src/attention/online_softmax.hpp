@@ -1,4 +1,5 @@
-// Online softmax of the two accumulator rows a thread holds (FlashAttention-3, Algorithm 1, lines for m and l), in base 2.
+// Online softmax of the two accumulator rows a thread holds (FlashAttention-3, Algorithm 1, lines for m and l), in
+// base 2.
 #pragma once
 
 #include "attention/arguments.hpp"
@@ -14,10 +15,10 @@ struct Rescale {
 
 /// Running state of rows r = 0, 1 of this thread: max m and sum l of P over the blocks seen.
 ///
-/// P = 2^(S * scale - m) is one FFMA and one EX2 per element if m is the rounded product max * scale. Its rounding error is common
-/// to the row and cancels in O = P V / l, unless m is so large that the error itself leaves the range of exp2 (m > 2^27: an
-/// ulp is 16). There S has lost everything but its order, and the row uses a power of two as scale: products are exact, the
-/// largest element gets weight 1 and the others, at least an ulp away, next to nothing.
+/// P = 2^(S * scale - m) is one FFMA and one EX2 per element if m is the rounded product max * scale. Its rounding
+/// error is common to the row and cancels in O = P V / l, unless m is so large that the error itself leaves the range
+/// of exp2 (m > 2^27: an ulp is 16). There S has lost everything but its order, and the row uses a power of two as
+/// scale: products are exact, the largest element gets weight 1 and the others, at least an ulp away, next to nothing.
 class OnlineSoftmax {
  public:
   HOPPER_FUNCTION explicit OnlineSoftmax(const Scale& scale) : scale_(scale) {}
@@ -57,7 +58,8 @@ class OnlineSoftmax {
     return rescale;
   }
 
-  /// After the last block: l summed over the quad. Factor that normalises O (0 for a row without keys), and the row's LSE.
+  /// After the last block: l summed over the quad. Factor that normalises O (0 for a row without keys), and the row's
+  /// LSE.
   struct Row {
     float normalise, lse;
   };

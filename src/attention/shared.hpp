@@ -1,6 +1,8 @@
 // The CTA's shared memory: tiles, barriers, and who does what to each barrier.
 #pragma once
 
+#include <type_traits>
+
 #include "attention/config.hpp"
 #include "attention/tile_order.hpp"
 #include "hopper/hopper.hpp"
@@ -22,7 +24,8 @@ struct Cursor {
   }
 };
 
-/// The ledger. A waiter of a "full" barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh barrier grants.
+/// The ledger. A waiter of a "full" barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh
+/// barrier grants.
 ///
 ///   barrier     arrivals per phase          waiter      meaning
 ///   q_full      1 + bytes (producer)        consumers   the tile's Q and its Tile record have landed
@@ -49,6 +52,25 @@ struct Shared {
   hopper::Mbarrier v_full[config.stages], v_empty[config.stages];
   Tile tile[config.q_buffers];
 
+  /// visit(name, index, object) for every buffer and barrier.
+  template <class Visit>
+  void for_each_named(Visit&& visit) {
+    const auto all = [&](const char* name, auto& array) {
+      for (auto& object : array) visit(name, int(&object - array), object);
+    };
+    all("q", q);
+    all("k", k);
+    all("v", v);
+    if constexpr (!config.o_over_q) visit("o", 0, own_o);
+    all("q_full", q_full);
+    all("q_empty", q_empty);
+    all("k_full", k_full);
+    all("k_empty", k_empty);
+    all("v_full", v_full);
+    all("v_empty", v_empty);
+    all("tile", tile);
+  }
+
   /// By one thread, before the roles split.
   HOPPER_FUNCTION void init_barriers() {
     for (int i = 0; i < config.q_buffers; ++i) {
@@ -73,7 +95,9 @@ struct Shared {
     }
   }
 
-  HOPPER_FUNCTION static hopper::NamedBarrier turn(int warpgroup) { return {1 + warpgroup, 2 * hopper::warpgroup_threads}; }
+  HOPPER_FUNCTION static hopper::NamedBarrier turn(int warpgroup) {
+    return {1 + warpgroup, 2 * hopper::warpgroup_threads};
+  }
   HOPPER_FUNCTION static hopper::NamedBarrier rows(int warpgroup) { return {4 + warpgroup, hopper::warpgroup_threads}; }
 };
 

@@ -11,14 +11,14 @@ struct Tile {
   int batch;
 };
 
-/// Heads (of all batch entries) are worked on in sections whose K and V fit into L2 together; within a section the tiles with the
-/// most keys (causal: the last rows) come first, so that short ones fill the end.
+/// Heads (of all batch entries) are worked on in sections whose K and V fit into L2 together; within a section the
+/// tiles with the most keys (causal: the last rows) come first, so that short ones fill the end.
 struct TileOrder {
   int tile_q;
-  int q_tiles;   // per head
-  int heads;     // per batch entry
-  int sequences; // heads * batch
-  int section;   // sequences per section
+  int q_tiles;    // per head
+  int heads;      // per batch entry
+  int sequences;  // heads * batch
+  int section;    // sequences per section
 
   constexpr int count() const { return q_tiles * sequences; }
 

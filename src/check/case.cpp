@@ -158,6 +158,7 @@ Case parse_case(const Json& object) {
                {"q_scale", scale(c.q, "q_scale")},
                {"k_scale", scale(c.k, "k_scale")},
                {"v_scale", scale(c.v, "v_scale")},
+               {"quantum", [&](const Json& x) { c.q.quantum = c.k.quantum = number(x, "quantum"); }},
                {"lse", [&](const Json& x) { c.lse = choice(x, "lse", lse_layouts); }},
                {"patches",
                 [&](const Json& x) {

@@ -30,6 +30,7 @@ struct TensorSpec {
   Layout layout = Layout::dense;
   std::optional<double> constant;  // every element; absent: standard normal
   double scale = 1;                // factor on every element
+  double quantum = 0;              // not 0: every element is rounded to a multiple of it
 };
 
 /// Changes elements of an input after it was filled; an absent index means all. Negative indices count from the end.

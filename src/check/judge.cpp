@@ -145,10 +145,11 @@ double plain_lse_error(const ForwardProblem& p, const Expected& expected) {
 }
 
 template <class T>
-void compare(const ForwardProblem& p, const Expected& expected, Verdict& verdict) {
+void compare(const ForwardProblem& p, const Expected& expected, bool truncating_sums, Verdict& verdict) {
   const auto rounded = [](double x) { return double(to_float(from_float<T>(float(x)))); };
   const std::vector<bool> tainted = tainted_heads<T>(p);
   const double lse_slack = slack(p.dtype) * plain_lse_error(p, expected);
+  const double lse_relative = 0x1p-22 * (truncating_sums ? 1 + double(p.d) / 64 : 1);
   double floor = 0;
   std::string o_worst, lse_worst;
   double lse_excess = 0;
@@ -191,7 +192,7 @@ void compare(const ForwardProblem& p, const Expected& expected, Verdict& verdict
       if (!std::isfinite(lse)) return fail("the inputs of this row are finite");
       const double error = std::abs(lse - exact_lse);
       verdict.lse_error = std::max(verdict.lse_error, error);
-      const double excess = error / (1e-4 + 0x1p-22 * std::abs(exact_lse) + lse_slack);
+      const double excess = error / (1e-4 + lse_relative * std::abs(exact_lse) + lse_slack);
       if (excess > std::max(lse_excess, 1.0))
         lse_worst = fmt::format("LSE is {} at {}, fp64 has {}: {:.3g} times the error allowed", lse, r.text(),
                                 exact_lse, excess);
@@ -222,14 +223,14 @@ void fill_poison(void* data, fa3_dtype dtype, int64_t elements) {
     std::fill_n(static_cast<std::uint32_t*>(data), elements, poison(dtype));
 }
 
-Verdict judge(const ForwardProblem& problem, int64_t max_rows, int threads) {
+Verdict judge(const ForwardProblem& problem, int64_t max_rows, int threads, bool truncating_sums) {
   Verdict verdict;
   if (problem.o.empty()) return verdict;
   with_dtype(problem.dtype, [&]<class T>(T) {
     if (const std::string what = unwritten<T>(problem); !what.empty()) return verdict.fail(what);
     const Expected expected = expected_rows(problem, max_rows, threads);
     verdict.rows = int64_t(expected.rows.size());
-    compare<T>(problem, expected, verdict);
+    compare<T>(problem, expected, truncating_sums, verdict);
   });
   return verdict;
 }

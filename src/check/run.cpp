@@ -118,7 +118,8 @@ void fill(Memory& memory, int tensor, const TensorSpec& spec, const std::string&
   for_each_row(p.shape, [&](int64_t b, int64_t s, int64_t h) {
     T* row = data + b * p.stride[0] + s * p.stride[1] + h * p.stride[2];
     for (int64_t c = 0; c < p.shape[3]; ++c) {
-      row[c] = from_float<T>(float(numbers[next] * spec.scale));
+      const double x = numbers[next] * spec.scale;
+      row[c] = from_float<T>(float(spec.quantum == 0 ? x : std::round(x / spec.quantum) * spec.quantum));
       if (++next == numbers.size()) next = 0;
     }
   });
@@ -211,7 +212,7 @@ int64_t rows_to_judge(const ForwardProblem& p) { return p.flops() <= 4e9 ? p.bat
 
 }  // namespace
 
-Verdict run_case(const Case& c, Device device, const ForwardFunction& forward) {
+Verdict run_case(const Case& c, Device device, const ForwardFunction& forward, bool tensor_core) {
   const Dtype dtype = static_cast<Dtype>(c.dtype);
   Memory memory = make_memory(c);
   std::vector<Buffer> buffers;
@@ -288,7 +289,7 @@ Verdict run_case(const Case& c, Device device, const ForwardFunction& forward) {
     verdict.fail("memory outside the elements of LSE was written");
   if (!verdict.passed) return verdict;
   const ForwardProblem problem = host_problem(c, result);
-  return judge(problem, rows_to_judge(problem), host_threads());
+  return judge(problem, rows_to_judge(problem), host_threads(), tensor_core && c.q.quantum == 0);
 }
 
 }  // namespace fa3::check

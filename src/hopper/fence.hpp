@@ -8,7 +8,8 @@ inline namespace HOPPER_BACKEND {
 
 /// Makes this thread's Mbarrier::init visible to the asynchronous proxy.
 HOPPER_FUNCTION void fence_barrier_init();
-/// Makes this thread's ordinary writes to shared memory (stmatrix too) visible to TMA and wgmma that are ordered after it.
+/// Makes this thread's ordinary writes to shared memory (stmatrix too) visible to TMA and wgmma that are ordered after
+/// it.
 HOPPER_FUNCTION void fence_async_shared();
 
 }  // namespace HOPPER_BACKEND

@@ -8,6 +8,7 @@
 #include "hopper/math.hpp"
 #include "hopper/matrix_move.hpp"
 #include "hopper/mbarrier.hpp"
+#include "hopper/memory.hpp"
 #include "hopper/named_barrier.hpp"
 #include "hopper/registers.hpp"
 #include "hopper/shared_tile.hpp"

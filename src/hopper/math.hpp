@@ -9,9 +9,10 @@
 namespace fa3::hopper {
 inline namespace HOPPER_BACKEND {
 
-/// 2^x, relative error 2^-22, exp2(-inf) = 0. PTX: ex2.approx.ftz.f32.
+/// 2^x, relative error 2^-22, exp2(-inf) = 0; a result below the normal numbers may be 0. PTX: ex2.approx.ftz.f32.
 HOPPER_FUNCTION float exp2(float x);
-/// log2(x). PTX: lg2.approx.ftz.f32.
+/// log2(x), absolute error 2^-22 where 0.5 < x < 2, else relative error 2^-22; a subnormal x may count as 0. PTX:
+/// lg2.approx.ftz.f32.
 HOPPER_FUNCTION float log2(float x);
 /// Maximum that ignores a NaN operand. PTX: max.f32.
 HOPPER_FUNCTION float maximum(float a, float b);

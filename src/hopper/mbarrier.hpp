@@ -11,8 +11,8 @@ namespace fa3::hopper {
 inline namespace HOPPER_BACKEND {
 
 /// A phase completes when `arrivals` threads have arrived and all expected bytes have landed; then the next one begins.
-/// Waiting names the parity (0 or 1) of the phase: wait(p) returns once the phase of parity p has completed. On a fresh barrier
-/// wait(1) therefore returns at once, which is how the first round of an "empty" barrier is granted.
+/// Waiting names the parity (0 or 1) of the phase: wait(p) returns once the phase of parity p has completed. On a fresh
+/// barrier wait(1) therefore returns at once, which is how the first round of an "empty" barrier is granted.
 struct Mbarrier {
   std::uint64_t state;
 

@@ -6,8 +6,9 @@
 namespace fa3::hopper {
 inline namespace HOPPER_BACKEND {
 
-/// Every warp of the warpgroup calls it. `count` per thread: a multiple of 8 from 24 to 256. claim waits until the registers
-/// are free; the pool is what the launch allocated (threads times registers at entry), and asking for more hangs.
+/// Every warp of the warpgroup calls it. `count` per thread: a multiple of 8 from 24 to 256. claim waits until the
+/// registers are free; the pool is what the launch allocated (threads times registers at entry), and asking for more
+/// hangs.
 template <int count>
 HOPPER_FUNCTION void release_registers();
 template <int count>

@@ -12,9 +12,13 @@ inline namespace HOPPER_BACKEND {
 
 /// Fetches the map into the descriptor cache; one thread.
 HOPPER_FUNCTION void prefetch(const TensorMap& map);
-/// One box of the map, to or from shared memory at `address`; one thread.
+/// One box of the map, to or from shared memory at `address`; one thread. at.feature is a multiple of 8 (16 bytes): anything else is an
+/// illegal instruction on an H200, though the PTX manual does not say so.
 HOPPER_FUNCTION void tma_load(std::uint32_t address, const TensorMap& map, Coordinates at, Mbarrier& barrier);
 HOPPER_FUNCTION void tma_store(const TensorMap& map, Coordinates at, std::uint32_t address);
+/// tma_store that adds to global memory, element by element, rounded to nearest even. PTX ISA,
+/// "cp.reduce.async.bulk.tensor".
+HOPPER_FUNCTION void tma_reduce_add(const TensorMap& map, Coordinates at, std::uint32_t address);
 
 /// Closes this thread's store group.
 HOPPER_FUNCTION void store_commit();
@@ -25,19 +29,23 @@ HOPPER_FUNCTION void store_wait_read();
 /// Starts loading a whole tile; one thread. `at` is the tile's first element, the map's box must have `rows` rows.
 /// All rows * columns * 2 bytes, zeros included, count on `barrier`.
 template <int rows, int columns>
-HOPPER_FUNCTION void load_tile(SharedTile<rows, columns>& tile, const TensorMap& map, Coordinates at, Mbarrier& barrier) {
+HOPPER_FUNCTION void load_tile(SharedTile<rows, columns>& tile, const TensorMap& map, Coordinates at,
+                               Mbarrier& barrier) {
   using Tile = SharedTile<rows, columns>;
   HOPPER_UNROLL
   for (int panel = 0; panel < Tile::panels; ++panel) {
     tma_load(shared_address(&tile) + panel * Tile::panel_bytes, map,
-             {at.feature + panel * Tile::panel_columns, at.row, at.head * map.head_step, at.batch * map.batch_step}, barrier);
+             {at.feature + panel * Tile::panel_columns, at.row, at.head * map.head_step, at.batch * map.batch_step},
+             barrier);
   }
 }
 
-/// Starts storing rows [first_row, first_row + box rows of the map) of a tile to `at`; one thread, after fence_async_shared()
-/// by those who wrote them. Rows and columns outside the tensor are dropped. Belongs to this thread's open store group.
+/// Starts storing rows [first_row, first_row + box rows of the map) of a tile to `at`; one thread, after
+/// fence_async_shared() by those who wrote them. Rows and columns outside the tensor are dropped. Belongs to this
+/// thread's open store group.
 template <int rows, int columns>
-HOPPER_FUNCTION void store_rows(const TensorMap& map, Coordinates at, const SharedTile<rows, columns>& tile, int first_row) {
+HOPPER_FUNCTION void store_rows(const TensorMap& map, Coordinates at, const SharedTile<rows, columns>& tile,
+                                int first_row) {
   using Tile = SharedTile<rows, columns>;
   HOPPER_UNROLL
   for (int panel = 0; panel < Tile::panels; ++panel) {

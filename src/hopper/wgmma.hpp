@@ -1,4 +1,5 @@
-// Matrix products of a warpgroup on the tensor core, asynchronous. PTX ISA, "Asynchronous warpgroup level matrix instructions".
+// Matrix products of a warpgroup on the tensor core, asynchronous. PTX ISA, "Asynchronous warpgroup level matrix
+// instructions".
 #pragma once
 
 #include <cstdint>
@@ -29,16 +30,16 @@ inline namespace HOPPER_BACKEND {
 
 /// Shared-memory matrix descriptor, 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0-13 address / 16,
 /// 16-29 leading offset / 16, 32-45 stride offset / 16, 62-63 swizzle mode (1: 128 bytes).
-/// `stride_bytes`: from one group of eight rows to the next. `leading_bytes`: from one panel of 64 columns to the next, used only
-/// where the operand's contiguous dimension is not the product's depth (V).
+/// `stride_bytes`: from one group of eight rows to the next. `leading_bytes`: from one panel of 64 columns to the next,
+/// used only where the operand's contiguous dimension is not the product's depth (V).
 HOPPER_FUNCTION std::uint64_t descriptor(std::uint32_t address, int leading_bytes, int stride_bytes) {
   return std::uint64_t((address & 0x3ffffu) >> 4) | std::uint64_t(leading_bytes >> 4) << 16 |
          std::uint64_t(stride_bytes >> 4) << 32 | std::uint64_t(1) << 62;
 }
 
-/// One m64nNk16 instruction, N = columns. WgmmaSS<element, columns>::issue<accumulate>(d, a, b): D (+)= A B^T, both operands by
-/// descriptor, contiguous along the depth. WgmmaRS<element, columns>::issue(d, a, b): D += A B, A in four registers, B by descriptor,
-/// contiguous along the columns. `d` is an accumulator's value array.
+/// One m64nNk16 instruction, N = columns. WgmmaSS<element, columns>::issue<accumulate>(d, a, b): D (+)= A B^T, both
+/// operands by descriptor, contiguous along the depth. WgmmaRS<element, columns>::issue(d, a, b): D += A B, A in four
+/// registers, B by descriptor, contiguous along the columns. `d` is an accumulator's value array.
 template <Element element, int columns>
 struct WgmmaSS;
 template <Element element, int columns>
@@ -86,7 +87,8 @@ HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const SharedTile<a_row
 
 /// Issues acc += A B with A [64 x depth] in registers and `b` [depth x columns].
 template <Element element, int depth, int columns>
-HOPPER_FUNCTION void issue_ab(Accumulator<columns>& acc, const OperandA<depth>& a, const SharedTile<depth, columns>& b) {
+HOPPER_FUNCTION void issue_ab(Accumulator<columns>& acc, const OperandA<depth>& a,
+                              const SharedTile<depth, columns>& b) {
   using B = SharedTile<depth, columns>;
   const std::uint32_t b_address = shared_address(&b);
   wgmma_fence();

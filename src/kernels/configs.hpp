@@ -1,5 +1,5 @@
-// THE table of kernels. One line per row; CMake makes one source file of each, and dispatch, tests, benchmarks and `fa3 info` read
-// it. A new head dim is a new line. Plain C++.
+// THE table of kernels. One line per row; CMake makes one source file of each, and dispatch, tests, benchmarks and `fa3
+// info` read it. A new head dim is a new line. Plain C++.
 #pragma once
 
 #include <iterator>
@@ -20,6 +20,7 @@ struct ForwardRow {
 
 // Rows of one type stand in the order of their head dims: dispatch takes the first that is large enough.
 // Why 80 keys at d = 256: S and O take 40 + 128 registers of the 240, and two stages of K and V fit beside Q.
+// clang-format off
 inline constexpr ForwardRow forward_rows[] = {
     // name       element          d    d_v  tile_q tile_kv stages q_buffers o_over_q turns
     {"f16_d64",   {Element::f16,   64,  64,  192,   128,    4,     2,        false,   Turns::gemm}},
@@ -29,6 +30,7 @@ inline constexpr ForwardRow forward_rows[] = {
     {"bf16_d128", {Element::bf16,  128, 128, 128,   128,    2,     2,        false,   Turns::gemm}},
     {"bf16_d256", {Element::bf16,  256, 256, 128,   80,     2,     1,        true,    Turns::gemm}},
 };
+// clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));
 
 constexpr bool all_valid() {
@@ -49,7 +51,8 @@ constexpr int select_forward_row(fa3_dtype dtype, std::int64_t d, std::int64_t d
 
 /// Bytes of the tiles in shared memory; barriers add less than a kilobyte.
 constexpr int shared_tile_bytes(const ForwardConfig& c) {
-  return 2 * (c.q_buffers * c.tile_q * c.d + c.stages * c.tile_kv * (c.d + c.d_v) + (c.o_over_q ? 0 : c.tile_q * c.d_v));
+  return 2 *
+         (c.q_buffers * c.tile_q * c.d + c.stages * c.tile_kv * (c.d + c.d_v) + (c.o_over_q ? 0 : c.tile_q * c.d_v));
 }
 
 }  // namespace fa3::kernels

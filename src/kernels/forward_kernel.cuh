@@ -7,8 +7,6 @@
 
 namespace fa3::kernels {
 
-static_assert(FA3_FORWARD_ROWS == forward_row_count, "the build read another number of rows from configs.hpp");
-
 // Why a type: nvcc 13.0 writes a host stub that does not compile if the template argument is the ForwardConfig itself.
 template <int index>
 struct TableRow {
@@ -22,12 +20,16 @@ __global__ void __launch_bounds__(Row::config.threads(), 1)
   attention::forward<Row::config>(*reinterpret_cast<attention::Shared<Row::config>*>(memory), args);
 }
 
-template <int index>
-ForwardKernel forward_kernel_of_row() {
-  using Row = TableRow<index>;
+template <class Row>
+ForwardKernel kernel_of() {
   constexpr int shared_bytes = sizeof(attention::Shared<Row::config>);
   static_assert(shared_bytes <= 227 * 1024, "the tiles do not fit into shared memory");
   return {reinterpret_cast<const void*>(&forward_kernel<Row>), Row::config.threads(), shared_bytes};
+}
+
+template <int index>
+ForwardKernel forward_kernel_of_row() {
+  return kernel_of<TableRow<index>>();
 }
 
 }  // namespace fa3::kernels

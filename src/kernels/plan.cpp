@@ -66,13 +66,14 @@ ForwardPlan plan_forward(const ForwardProblem& problem) {
   const std::int64_t longest = (std::int64_t(1) << 31) - 1024;
   for (const auto& [length, name] : {std::pair{problem.seqlen_q, "seqlen_q"}, {problem.seqlen_k, "seqlen_k"}})
     if (length > longest)
-      throw Error(FA3_NOT_SUPPORTED, std::string(name) + " is " + std::to_string(length) + "; on cuda it must be at most " +
-                                         std::to_string(longest));
+      throw Error(FA3_NOT_SUPPORTED, std::string(name) + " is " + std::to_string(length) +
+                                         "; on cuda it must be at most " + std::to_string(longest));
   // seqlen_q <= 2^31, so the product fits unless batch * heads is out of all proportion.
   const std::int64_t q_tiles = (problem.seqlen_q + tile_q - 1) / tile_q;
   const __int128 tiles = __int128(q_tiles) * problem.heads * problem.batch;
   if (tiles > (std::int64_t(1) << 30))
-    throw Error(FA3_NOT_SUPPORTED, "batch * heads * ceil(seqlen_q / " + std::to_string(tile_q) + ") exceeds 2^30 tiles");
+    throw Error(FA3_NOT_SUPPORTED,
+                "batch * heads * ceil(seqlen_q / " + std::to_string(tile_q) + ") exceeds 2^30 tiles");
 
   plan.workspace_bytes = align(sizeof(unsigned));
   plan.q = stage(problem.q, plan.workspace_bytes);

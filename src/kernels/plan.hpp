@@ -1,5 +1,5 @@
-// What a forward pass on the GPU will do, decided on the host from the problem alone: the row, and which tensors TMA cannot
-// address and are therefore copied through the workspace.
+// What a forward pass on the GPU will do, decided on the host from the problem alone: the row, and which tensors TMA
+// cannot address and are therefore copied through the workspace.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@ namespace fa3::kernels {
 
 /// A tensor as the kernel sees it.
 struct StagedTensor {
-  TensorRef tensor;         // data is null if copied: it lies in the workspace then
+  TensorRef tensor;  // data is null if copied: it lies in the workspace then
   bool copied = false;
-  std::size_t offset = 0;   // of the copy in the workspace, bytes
+  std::size_t offset = 0;  // of the copy in the workspace, bytes
 };
 
 struct ForwardPlan {

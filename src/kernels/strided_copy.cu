@@ -12,7 +12,8 @@ constexpr int warps = 8;
 /// One warp per row of features.
 __global__ void __launch_bounds__(32 * warps) strided_copy(const StridedCopy copy) {
   const std::int64_t rows = copy.extent[0] * copy.extent[1] * copy.extent[2];
-  for (std::int64_t row = std::int64_t(blockIdx.x) * warps + threadIdx.x / 32; row < rows; row += std::int64_t(gridDim.x) * warps) {
+  for (std::int64_t row = std::int64_t(blockIdx.x) * warps + threadIdx.x / 32; row < rows;
+       row += std::int64_t(gridDim.x) * warps) {
     const std::int64_t head = row % copy.extent[2];
     const std::int64_t position = row / copy.extent[2] % copy.extent[1];
     const std::int64_t batch = row / copy.extent[2] / copy.extent[1];

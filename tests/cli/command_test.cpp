@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "fa3/fa3.hpp"
@@ -70,7 +73,7 @@ class Command : public testing::Test {
 };
 
 TEST_F(Command, HasHelpEverywhere) {
-  for (const char* command : {"", "run ", "info ", "check ", "bench "}) {
+  for (const char* command : {"", "run ", "info ", "check ", "bench ", "trace "}) {
     const Outcome outcome = fa3(std::string(command) + "--help");
     EXPECT_EQ(outcome.code, 0) << command;
     EXPECT_NE(outcome.out.find("--help"), std::string::npos) << command;
@@ -84,10 +87,46 @@ TEST_F(Command, PrintsItsVersion) {
   EXPECT_EQ(outcome.out, "fa3 0.1.0\n");
 }
 
+TEST_F(Command, RunsOnTheSimulator) {
+  write_inputs("<f4", {1, 70, 2, 64}, {1, 90, 1, 64}, {1, 90, 1, 64});
+  const Outcome outcome = fa3("run --device sim --causal --q " + path("q.npy") + " --k " + path("k.npy") + " --v " + path("v.npy") +
+                              " --out " + path("o.npy"));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("kernel: f16_d64"), std::string::npos) << outcome.out;
+  EXPECT_NE(outcome.out.find("this will take about"), std::string::npos) << outcome.out;
+}
+
+TEST_F(Command, TraceShowsTheOverlapOfSoftmaxAndGemms) {
+  const Outcome outcome = fa3("trace --seqlen 512 --out " + path("t.json") + " --svg " + path("t.svg"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("0 bank conflicts"), std::string::npos) << outcome.out;
+  EXPECT_TRUE(read_file(path("t.svg")).starts_with("<svg"));
+  // By name of the track: [begin, end) of its events.
+  std::map<int, std::string> tracks;
+  std::map<std::string, std::vector<std::array<double, 2>>> spans;
+  const nlohmann::json trace = nlohmann::json::parse(read_file(path("t.json")));
+  for (const auto& event : trace["traceEvents"])
+    if (event["ph"] == "M") tracks[event["tid"]] = event["args"]["name"];
+  for (const auto& event : trace["traceEvents"])
+    if (event["ph"] == "X" && (tracks[event["tid"]] == "tensor core" || event["name"] == "softmax"))
+      spans[tracks[event["tid"]]].push_back({event["ts"], double(event["ts"]) + double(event["dur"])});
+  // The softmax of each warpgroup runs for the larger part under GEMMs, its own P V or the other's.
+  for (const char* warpgroup : {"warpgroup 1", "warpgroup 2"}) {
+    double all = 0, covered = 0;
+    ASSERT_GE(spans[warpgroup].size(), 8u) << warpgroup;
+    for (const auto& [begin, end] : spans[warpgroup]) {
+      all += end - begin;
+      for (const auto& [from, to] : spans["tensor core"]) covered += std::max(0.0, std::min(end, to) - std::max(begin, from));
+    }
+    EXPECT_GT(covered / all, 0.7) << warpgroup;
+  }
+}
+
 TEST_F(Command, RefusesBadUsage) {
   for (const char* arguments :
        {"", "nonsense", "run", "run --out o.npy", "run --nonsense", "check --device gpu", "bench --d 0",
-        "bench --mode quick", "bench --causal --full", "bench --lib x.so", "info extra"}) {
+        "bench --mode quick", "bench --causal --full", "bench --lib x.so", "info extra",
+        "trace --row nonsense", "trace --seqlen 0", "trace --window 5 5", "trace --out /nonexistent/t.json"}) {
     const Outcome outcome = fa3(arguments);
     EXPECT_EQ(outcome.code, 2) << arguments;
     EXPECT_TRUE(outcome.err.starts_with("fa3: error: ")) << arguments << ": " << outcome.err;

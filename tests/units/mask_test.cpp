@@ -1,4 +1,5 @@
-// Every mask reduces to intervals; the walk must visit each block some row sees once, and call full exactly those that all rows see.
+// Every mask reduces to intervals; the walk must visit each block some row sees once, and call full exactly those that
+// all rows see.
 #include "attention/mask.hpp"
 
 #include <gtest/gtest.h>
@@ -27,8 +28,9 @@ TEST(Mask, FullSeesAll) {
 }
 
 void check_walk(const Mask& mask, int first_row, int rows, int tile_kv) {
-  SCOPED_TRACE(testing::Message() << "seqlen_q " << mask.seqlen_q << " seqlen_k " << mask.seqlen_k << " causal " << mask.causal
-                                  << " first_row " << first_row << " rows " << rows << " tile_kv " << tile_kv);
+  SCOPED_TRACE(testing::Message() << "seqlen_q " << mask.seqlen_q << " seqlen_k " << mask.seqlen_k << " causal "
+                                  << mask.causal << " first_row " << first_row << " rows " << rows << " tile_kv "
+                                  << tile_kv);
   std::set<int> touched, whole;
   for (int block = 0; block * tile_kv < mask.seqlen_k; ++block) {
     bool any = false, all = true;

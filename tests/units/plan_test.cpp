@@ -20,8 +20,9 @@ TEST(Table, NamesAreUniqueAndTilesFit) {
     EXPECT_LE(shared_tile_bytes(row.config), 226 * 1024) << row.name;
     // What setmaxnreg moves must fit into what the launch allocates, in units of eight registers per thread.
     const int threads = row.config.threads(), at_entry = 65536 / threads / 8 * 8;
-    EXPECT_LE(128 * (row.config.producer_registers() + row.config.consumer_warpgroups() * row.config.consumer_registers()),
-              threads * at_entry)
+    EXPECT_LE(
+        128 * (row.config.producer_registers() + row.config.consumer_warpgroups() * row.config.consumer_registers()),
+        threads * at_entry)
         << row.name;
   }
 }

@@ -1,6 +1,5 @@
 #pragma once
 
-
 namespace fa3::hopper::inline device {
 
 __device__ __forceinline__ void Mbarrier::init(int arrivals) {
@@ -12,7 +11,8 @@ __device__ __forceinline__ void Mbarrier::arrive() {
 }
 
 __device__ __forceinline__ void Mbarrier::arrive_expect_bytes(int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes)
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)),
+               "r"(bytes)
                : "memory");
 }
 

@@ -6,7 +6,8 @@ namespace fa3::hopper::inline device {
 
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % warp_threads); }
 
-// Why the shuffle: the compiler then knows that the value is the same in the whole warp and keeps it in a uniform register.
+// Why the shuffle: the compiler then knows that the value is the same in the whole warp and keeps it in a uniform
+// register.
 __device__ __forceinline__ int warp_of_warpgroup() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / warp_threads), 0) % 4;
 }
@@ -17,6 +18,12 @@ __device__ __forceinline__ int warpgroup() {
 
 __device__ __forceinline__ int cta() { return static_cast<int>(blockIdx.x); }
 __device__ __forceinline__ int cta_count() { return static_cast<int>(gridDim.x); }
+
+__device__ __forceinline__ std::uint64_t clock() {
+  std::uint64_t cycles;
+  asm volatile("mov.u64 %0, %%clock64;" : "=l"(cycles)::"memory");
+  return cycles;
+}
 
 __device__ __forceinline__ bool elect_one() {
   std::uint32_t elected;

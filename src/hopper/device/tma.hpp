@@ -6,18 +6,28 @@ __device__ __forceinline__ void prefetch(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map.opaque) : "memory");
 }
 
-__device__ __forceinline__ void tma_load(std::uint32_t address, const TensorMap& map, Coordinates at, Mbarrier& barrier) {
+__device__ __forceinline__ void tma_load(std::uint32_t address, const TensorMap& map, Coordinates at,
+                                         Mbarrier& barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
-          address),
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], "
+      "[%6];" ::"r"(address),
       "l"(map.opaque), "r"(at.feature), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(shared_address(&barrier))
       : "memory");
 }
 
 __device__ __forceinline__ void tma_store(const TensorMap& map, Coordinates at, std::uint32_t address) {
-  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map.opaque),
-               "r"(at.feature), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(address)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map.opaque),
+      "r"(at.feature), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(address)
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_reduce_add(const TensorMap& map, Coordinates at, std::uint32_t address) {
+  asm volatile(
+      "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(
+          map.opaque),
+      "r"(at.feature), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(address)
+      : "memory");
 }
 
 __device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

@@ -1,0 +1,9 @@
+#pragma once
+
+#include "hopper/sim/cta.hpp"
+
+namespace fa3::hopper::inline sim {
+
+inline std::uint32_t shared_address(const void* pointer) { return simulator::Cta::current().shared_address(pointer); }
+
+}  // namespace fa3::hopper::inline sim

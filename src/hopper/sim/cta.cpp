@@ -1,0 +1,1437 @@
+#include "hopper/sim/cta.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "dtype.hpp"
+
+namespace fa3::simulator {
+namespace {
+
+using std::string;
+using std::to_string;
+
+thread_local Cta* current_cta = nullptr;
+
+constexpr int warp_threads = 32;
+constexpr int warpgroup_threads = 128;
+constexpr std::uint32_t chunk_bytes = 16, word_bytes = 4;
+// Where the plan begins in the shared window: the first kilobyte belongs to the system, as on the device.
+constexpr std::uint32_t shared_base = 1024;
+constexpr std::uint32_t poison_bits = 0x7fc0dead;  // a NaN no arithmetic produces
+const float poison = std::bit_cast<float>(poison_bits);
+
+// Rates of the timed model, in cycles (H200; performance limits in docs/performance of the chip: m64nNk16 takes N / 2
+// cycles of the SM's tensor cores, the special-function unit of a sub-core serves 4 lanes per cycle).
+constexpr double product_cycles_per_column = 0.5;
+constexpr double exp2_cycles = 8;
+constexpr double load_latency = 700, load_bytes_per_cycle = 64, barrier_latency = 20;
+
+/// mbarrier state in its 8 bytes: phase parity, arrivals expected per phase, arrivals pending, bytes pending (biased).
+struct BarrierState {
+  unsigned phase;
+  int expected, pending, bytes;
+  static constexpr int bias = 1 << 20;  // |tx-count| < 2^20
+
+  static BarrierState of(std::uint64_t bits) {
+    return {unsigned(bits >> 63), int(bits >> 43 & 0xfffff), int(bits >> 23 & 0xfffff), int(bits & 0x7fffff) - bias};
+  }
+  std::uint64_t bits() const {
+    return std::uint64_t(phase) << 63 | std::uint64_t(expected) << 43 | std::uint64_t(pending) << 23 |
+           std::uint64_t(bytes + bias);
+  }
+};
+
+/// f32 values of all 65536 numbers of a 16-bit type.
+const std::vector<float>& values_of(hopper::Element element) {
+  const auto table = [](auto convert) {
+    std::vector<float> values(65536);
+    for (unsigned i = 0; i < 65536; ++i) values[i] = convert(std::uint16_t(i));
+    return values;
+  };
+  static const std::vector<float> f16 = table([](std::uint16_t bits) { return to_float(Half{bits}); });
+  static const std::vector<float> bf16 = table([](std::uint16_t bits) { return to_float(Bfloat16{bits}); });
+  return element == hopper::Element::f16 ? f16 : bf16;
+}
+
+/// A wgmma shared-memory descriptor, decoded. PTX ISA, "Matrix Descriptor Format".
+struct Descriptor {
+  std::uint32_t start, leading, stride;
+  int swizzle_bytes;  // 0: none
+
+  explicit Descriptor(std::uint64_t bits)
+      : start(std::uint32_t(bits & 0x3fff) << 4),
+        leading(std::uint32_t(bits >> 16 & 0x3fff) << 4),
+        stride(std::uint32_t(bits >> 32 & 0x3fff) << 4) {
+    constexpr int swizzles[] = {0, 128, 64, 32};
+    swizzle_bytes = swizzles[bits >> 62];
+  }
+  /// Element (row, depth) of an operand that is contiguous along the depth; before the swizzle.
+  std::uint32_t k_major(int row, int depth) const {
+    return start + row / 8 * stride + row % 8 * swizzle_bytes + 2 * depth;
+  }
+  /// Element (depth, column) of an operand that is contiguous along the columns; before the swizzle.
+  std::uint32_t n_major(int depth, int column) const {
+    const int per_panel = swizzle_bytes / 2;
+    return start + column / per_panel * leading + depth / 8 * stride + depth % 8 * swizzle_bytes +
+           2 * (column % per_panel);
+  }
+};
+
+}  // namespace
+
+const char* name(Completion completion) {
+  switch (completion) {
+    case Completion::eager: return "eager";
+    case Completion::lazy: return "lazy";
+    case Completion::random: return "random";
+    case Completion::timed: return "timed";
+  }
+  return "unknown";
+}
+
+Counters& Counters::operator+=(const Counters& other) {
+  tma_load_bytes += other.tma_load_bytes;
+  tma_store_bytes += other.tma_store_bytes;
+  wgmma_a_bytes += other.wgmma_a_bytes;
+  wgmma_b_bytes += other.wgmma_b_bytes;
+  wgmma_instructions += other.wgmma_instructions;
+  wgmma_flops += other.wgmma_flops;
+  stmatrix_bytes += other.stmatrix_bytes;
+  ldmatrix_bytes += other.ldmatrix_bytes;
+  matrix_phases += other.matrix_phases;
+  bank_conflicts += other.bank_conflicts;
+  ordinary_bytes += other.ordinary_bytes;
+  exp2 += other.exp2;
+  return *this;
+}
+
+// ---- state
+// -----------------------------------------------------------------------------------------------------------------
+
+struct Cta::Thread {
+  int index = 0;
+  std::unique_ptr<Fiber> fiber;
+  bool blocked = false, finished = false;
+  string waits_for;                         // while blocked
+  const std::uint64_t* waits_on = nullptr;  // the mbarrier, if it is one
+  double time = 0;
+  Clock clock;                                // what has happened before this point of the thread
+  std::vector<std::uint32_t> unfenced_words;  // written since its last fence_async_shared
+
+  // Tensor core.
+  bool fenced = false;              // wgmma.fence since the last wait
+  std::size_t products = 0;         // issued by this thread
+  std::vector<std::size_t> groups;  // committed: number of products issued up to then
+  struct InFlight {
+    float* d;
+    std::vector<float> saved;  // value at the first issue
+    std::size_t last;          // 1 + index of the latest product on it
+  };
+  std::vector<InFlight> in_flight;
+
+  // TMA stores.
+  std::uint32_t stores = 0;                 // issued
+  std::vector<std::uint32_t> store_groups;  // committed: number of stores issued up to then
+
+  // Ordinary work since the last primitive that synchronises, for the trace.
+  double compute_begin = 0;
+  bool has_exp2 = false, has_convert = false;
+
+  int lane() const { return index % warp_threads; }
+  int warp() const { return index / warp_threads; }
+  int warpgroup() const { return index / warpgroup_threads; }
+};
+
+/// Accumulators of products that have not all been read back, as one 64 x columns tile.
+struct Cta::Shadow {
+  int columns = 0;
+  std::vector<float> tile;
+  int holders = 0;  // threads that still have it in flight
+};
+
+struct Cta::Product {
+  hopper::Element element{};
+  int columns = 0;
+  bool accumulate = false;
+  std::uint64_t a = 0, b = 0;
+  bool a_in_registers = false;
+  struct Need {
+    std::size_t component;
+    std::uint32_t count, chunk;
+  };
+  std::vector<Need> needs;  // what a thread must know to have happened when it issues this
+  int block = -1;           // of B
+  std::array<float*, warpgroup_threads> d{};
+  std::array<const std::uint32_t*, warpgroup_threads> a_registers{};
+  std::array<std::array<std::uint32_t, 4>, warpgroup_threads> a_at_issue{};
+  int issued = 0;
+  std::uint32_t id = 0;
+  double ready = 0, finish = 0;
+};
+
+struct Cta::Warpgroup {
+  int index = 0;
+  string role;  // for messages
+  std::deque<Product> products;
+  std::size_t first = 0;      // number of products dropped from the front
+  std::size_t completed = 0;  // number of products completed
+  double completed_time = 0;
+  std::map<float*, Shadow> shadows;  // by the accumulator of the warpgroup's first thread
+  std::vector<std::uint32_t> read;   // per chunk: 1 + index of the latest product that reads it
+};
+
+struct Cta::Rendezvous {
+  int arrived = 0;
+  std::size_t generation = 0;
+  string operation;
+  double time = 0, released = 0;
+  std::array<float, 4> value{};
+  float result = 0;
+  std::array<std::uint32_t, warp_threads> address{};
+  std::array<std::array<std::uint32_t, 4>, warp_threads> fragment{};
+  Clock arriving, known;             // of warp_sync and cta_sync
+  std::vector<int> register_counts;  // of a warp: by setmaxnreg, in order; the first is that of the launch
+};
+
+struct Cta::NamedBarrierState {
+  int expected = 0, arrived = 0;
+  std::size_t generation = 0;
+  std::vector<bool> seen;
+  double time = 0, released = 0;
+  Clock arriving, known;
+};
+
+struct Cta::Region {
+  std::uint32_t offset;
+  std::size_t bytes;
+  string name;
+  int block = -1;  // what TMA loaded last: first row / box rows
+};
+
+struct Cta::Copy {
+  bool load = false, add = false, done = false;
+  hopper::TensorMapSpec spec{};
+  hopper::Coordinates at{};
+  std::uint32_t address = 0;
+  std::uint64_t* barrier = nullptr;
+  int thread = 0;
+  std::uint32_t number = 0;  // of a store: 1 + stores its thread issued before
+  std::uint32_t id = 0;
+  double finish = 0;
+  int bytes() const { return int(spec.box_rows) * spec.swizzle_bytes; }
+};
+
+Cta::Cta(const Options& options, int index, int count, int threads, std::size_t shared_bytes)
+    : options_(options),
+      index_(index),
+      count_(count),
+      storage_(shared_bytes + 1024, std::byte(0xff)),
+      shared_bytes_(shared_bytes),
+      random_(options.seed * 1000003 + std::uint64_t(index)) {
+  if (threads <= 0 || threads % warpgroup_threads != 0)
+    throw std::invalid_argument("threads must be a positive multiple of 128");
+  const auto address = reinterpret_cast<std::uintptr_t>(storage_.data());
+  shared_ = storage_.data() + ((address + 1023) / 1024 * 1024 - address);
+  chunks_.resize((shared_bytes + chunk_bytes - 1) / chunk_bytes);
+  words_.resize(chunks_.size() * (chunk_bytes / word_bytes));
+  for (int i = 0; i < threads; ++i) {
+    threads_.push_back(std::make_unique<Thread>());
+    threads_.back()->index = i;
+    threads_.back()->clock.raise(accesses_of(i), 1);
+  }
+  // At entry every thread has the same share of the register file, in units of eight.
+  const int registers = std::min(65536 / threads / 8 * 8, 248);
+  for (int i = 0; i < threads / warpgroup_threads; ++i) {
+    warpgroups_.push_back(std::make_unique<Warpgroup>());
+    warpgroups_.back()->index = i;
+    warpgroups_.back()->read.resize(chunks_.size());
+  }
+  for (int i = 0; i < threads / 4; ++i) quads_.push_back(std::make_unique<Rendezvous>());
+  for (int i = 0; i < threads / warp_threads; ++i) {
+    warps_.push_back(std::make_unique<Rendezvous>());
+    warps_.back()->register_counts = {registers};
+  }
+  all_ = std::make_unique<Rendezvous>();
+  for (int i = 0; i < 16; ++i) {
+    named_.push_back(std::make_unique<NamedBarrierState>());
+    named_.back()->seen.resize(std::size_t(threads));
+  }
+}
+
+Cta::~Cta() = default;
+
+Cta& Cta::current() { return *current_cta; }
+
+// ---- names and messages
+// ----------------------------------------------------------------------------------------------------
+
+void Cta::name_region(const void* object, std::size_t bytes, string region_name) {
+  regions_.push_back(
+      {std::uint32_t(static_cast<const std::byte*>(object) - shared_), bytes, std::move(region_name), -1});
+}
+
+Cta::Region* Cta::region_at(std::uint32_t offset) {
+  for (Region& region : regions_)
+    if (offset >= region.offset && offset < region.offset + region.bytes) return &region;
+  return nullptr;
+}
+
+string Cta::where(std::uint32_t offset) const {
+  for (const Region& region : regions_)
+    if (offset >= region.offset && offset < region.offset + region.bytes)
+      return region.name + (region.block >= 0 ? " (block " + to_string(region.block) + ")" : "") + " + " +
+             to_string(offset - region.offset);
+  return "shared memory + " + to_string(offset);
+}
+
+string Cta::barrier_name(const std::uint64_t& state) const {
+  const auto offset = std::uint32_t(reinterpret_cast<const std::byte*>(&state) - shared_);
+  for (const Region& region : regions_)
+    if (offset >= region.offset && offset < region.offset + region.bytes) return region.name;
+  return "mbarrier at shared memory + " + to_string(offset);
+}
+
+void Cta::name_warpgroup(int warpgroup, string role) { warpgroups_[std::size_t(warpgroup)]->role = std::move(role); }
+
+string Cta::warpgroup_name(int warpgroup) const {
+  const string& role = warpgroups_[std::size_t(warpgroup)]->role;
+  return role.empty() ? "warpgroup " + to_string(warpgroup) : role;
+}
+
+string Cta::thread_name(const Thread& thread) const {
+  return "thread " + to_string(thread.index) + " (" + warpgroup_name(thread.warpgroup()) + ", warp " +
+         to_string(thread.warp() % 4) + ", lane " + to_string(thread.lane()) + ")";
+}
+
+void Cta::fail(const string& message) {
+  if (failure_.empty()) {
+    failure_ = "CTA " + to_string(index_) + (running_ ? ", " + thread_name(*running_) : "") + ": " + message +
+               " [policy " + name(options_.completion) + ", seed " + to_string(options_.seed) + "]";
+  }
+  throw Abort{};
+}
+
+// ---- scheduler
+// -------------------------------------------------------------------------------------------------------------
+
+Cta::Thread& Cta::self() const { return *running_; }
+int Cta::thread() const { return running_->index; }
+
+/// A point at which another thread may run: under the random policy every primitive is one.
+void Cta::yield() {
+  if (aborting_) throw Abort{};
+  if (options_.completion != Completion::random || random_() % 8 != 0) return;
+  Thread& thread = self();
+  ready_.push_back(&thread);
+  thread.fiber->suspend();
+  if (aborting_) throw Abort{};
+}
+
+void Cta::block(const void* key, const string& what) {
+  Thread& thread = self();
+  thread.blocked = true;
+  thread.waits_for = what;
+  waiting_[key].push_back(&thread);
+  thread.fiber->suspend();
+  if (aborting_) throw Abort{};
+}
+
+void Cta::wake(const void* key, double time) {
+  const auto found = waiting_.find(key);
+  if (found == waiting_.end()) return;
+  for (Thread* thread : found->second) {
+    thread->blocked = false;
+    thread->time = std::max(thread->time, time);
+    ready_.push_back(thread);
+  }
+  waiting_.erase(found);
+}
+
+Cta::Thread* Cta::pick() {
+  if (ready_.empty()) return nullptr;
+  std::size_t chosen = 0;
+  if (options_.completion == Completion::random) {
+    chosen = random_() % ready_.size();
+  } else if (options_.completion == Completion::timed) {
+    for (std::size_t i = 1; i < ready_.size(); ++i)
+      if (ready_[i]->time < ready_[chosen]->time) chosen = i;
+  } else {
+    chosen = ready_.size() - 1;
+  }
+  Thread* thread = ready_[chosen];
+  ready_[chosen] = ready_.back();
+  ready_.pop_back();
+  return thread;
+}
+
+void Cta::run(const std::function<void()>& kernel) {
+  current_cta = this;
+  for (auto& thread : threads_) {
+    Thread* t = thread.get();
+    t->fiber = std::make_unique<Fiber>([this, t, &kernel] {
+      try {
+        kernel();
+        flush_compute(*t);
+      } catch (const Abort&) {
+      } catch (const std::exception& error) {
+        if (failure_.empty()) failure_ = thread_name(*t) + ": " + error.what();
+      }
+      t->finished = true;
+    });
+  }
+  for (std::size_t i = threads_.size(); i-- > 0;) ready_.push_back(threads_[i].get());
+  std::size_t alive = threads_.size();
+  try {
+    while (alive > 0) {
+      if (options_.completion == Completion::random && random_() % 64 == 0) complete_something();
+      Thread* next = pick();
+      if (options_.completion == Completion::timed &&
+          complete_timed(next ? next->time : std::numeric_limits<double>::infinity())) {
+        if (next) ready_.push_back(next);
+        continue;
+      }
+      if (next == nullptr) {
+        if (complete_something()) continue;
+        fail("deadlock\n" + deadlock_report());
+      }
+      running_ = next;
+      now_ += 1;
+      next->fiber->resume();
+      running_ = nullptr;
+      if (next->finished) --alive;
+      if (!failure_.empty()) throw Abort{};
+    }
+    finish_threads();
+  } catch (const Abort&) {
+    // Unwind every fiber that is still inside the kernel.
+    aborting_ = true;
+    for (auto& thread : threads_) {
+      if (thread->fiber && !thread->finished) {
+        running_ = thread.get();
+        thread->fiber->resume();
+      }
+    }
+    running_ = nullptr;
+  }
+  current_cta = nullptr;
+  if (!failure_.empty()) throw Failure(failure_);
+}
+
+/// What must be true when all threads have returned.
+void Cta::finish_threads() {
+  for (const auto& thread : threads_)
+    if (const std::uint32_t read = thread->clock[stores_read_of(thread->index)]; read < thread->stores)
+      fail(thread_name(*thread) + " ended without waiting until its TMA stores have read shared memory (" +
+           to_string(read) + " of " + to_string(thread->stores) + " known)");
+  for (Copy& copy : copies_)
+    if (!copy.done) fail("the CTA ended with a TMA load in flight: " + descriptions_[copy.id]);
+  for (const auto& warpgroup : warpgroups_)
+    if (warpgroup->completed < warpgroup->first + warpgroup->products.size())
+      fail("the CTA ended with wgmma in flight: " +
+           descriptions_[warpgroup->products[warpgroup->completed - warpgroup->first].id]);
+  for (std::size_t i = 0; i < named_.size(); ++i)
+    if (named_[i]->arrived != 0)
+      fail("the CTA ended with named barrier " + to_string(i) + " half full: " + to_string(named_[i]->arrived) +
+           " of " + to_string(named_[i]->expected) + " threads have arrived");
+  for (std::size_t warp = 0; warp < warps_.size(); ++warp)
+    if (warps_[warp]->register_counts != warps_[warp / 4 * 4]->register_counts)
+      fail("setmaxnreg: the warps of " + warpgroup_name(int(warp / 4)) + " executed different ones");
+}
+
+string Cta::deadlock_report() const {
+  const auto pending = [](const std::uint64_t& state) {
+    const BarrierState barrier = BarrierState::of(state);
+    return to_string(barrier.pending) + " of " + to_string(barrier.expected) + " arrivals and " +
+           to_string(barrier.bytes) + " bytes pending";
+  };
+  string report;
+  for (std::size_t warp = 0; warp < threads_.size() / warp_threads; ++warp) {
+    report += "  " + warpgroup_name(int(warp / 4)) + ", warp " + to_string(warp % 4) + ": ";
+    std::map<string, int> reasons;
+    for (int lane = 0; lane < warp_threads; ++lane) {
+      const Thread& thread = *threads_[warp * warp_threads + std::size_t(lane)];
+      ++reasons[thread.finished ? "finished"
+                                : "waits for " + thread.waits_for +
+                                      (thread.waits_on ? " (" + pending(*thread.waits_on) + ")" : "")];
+    }
+    bool first = true;
+    for (const auto& [reason, lanes] : reasons) {
+      if (!first) report += "; ";
+      report += reason + (reasons.size() > 1 ? " (" + to_string(lanes) + (lanes == 1 ? " lane)" : " lanes)") : "");
+      first = false;
+    }
+    report += "\n";
+  }
+  if (free_registers_ != 0) report += "  registers not claimed: " + to_string(free_registers_) + "\n";
+  for (const auto& [state, record] : barriers_) {
+    const BarrierState barrier = BarrierState::of(*state);
+    if (barrier.pending != barrier.expected || barrier.bytes != 0)
+      report += "  " + barrier_name(*state) + ": phase " + to_string(record.phases) + ", " + pending(*state) + "\n";
+  }
+  for (std::size_t i = 0; i < named_.size(); ++i)
+    if (named_[i]->arrived != 0)
+      report += "  named barrier " + to_string(i) + ": " + to_string(named_[i]->arrived) + " of " +
+                to_string(named_[i]->expected) + " threads have arrived\n";
+  return report;
+}
+
+/// Completes one asynchronous operation, the policy's choice; false if there is none.
+bool Cta::complete_something() {
+  if (options_.completion == Completion::timed) return complete_timed(std::numeric_limits<double>::infinity());
+  std::vector<std::function<void()>> candidates;
+  for (Copy& copy : copies_)
+    if (!copy.done) candidates.push_back([this, &copy] { apply(copy); });
+  // Products complete when a thread waits for them; at random also before.
+  if (options_.completion == Completion::random)
+    for (auto& warpgroup : warpgroups_)
+      if (next_product_ready(*warpgroup)) candidates.push_back([this, w = warpgroup.get()] { complete_product(*w); });
+  if (candidates.empty()) return false;
+  candidates[options_.completion == Completion::random ? random_() % candidates.size() : 0]();
+  return true;
+}
+
+/// Timed policy: completes the earliest operation that finishes before `horizon`.
+bool Cta::complete_timed(double horizon) {
+  double earliest = horizon;
+  Copy* copy = nullptr;
+  Warpgroup* warpgroup = nullptr;
+  for (Copy& candidate : copies_)
+    if (!candidate.done && candidate.finish <= earliest) {
+      earliest = candidate.finish;
+      copy = &candidate;
+    }
+  for (auto& candidate : warpgroups_)
+    if (next_product_ready(*candidate)) {
+      const double finish = candidate->products[candidate->completed - candidate->first].finish;
+      if (finish <= earliest) {
+        earliest = finish;
+        warpgroup = candidate.get();
+      }
+    }
+  if (warpgroup)
+    complete_product(*warpgroup);
+  else if (copy)
+    apply(*copy);
+  return warpgroup || copy;
+}
+
+/// The thread's accesses up to here happen before whatever follows those who learn `to`.
+void Cta::publish_clock(Thread& thread, Clock& to) {
+  to.join(thread.clock);
+  thread.clock.raise(accesses_of(thread.index), thread.clock[accesses_of(thread.index)] + 1);
+}
+
+template <class OnLast>
+void Cta::meet(Rendezvous& rendezvous, int size, const string& what, bool orders_memory, OnLast on_last) {
+  if (aborting_) throw Abort{};
+  Thread& thread = self();
+  if (rendezvous.arrived == 0) {
+    rendezvous.operation = what;
+    rendezvous.time = 0;
+  } else if (rendezvous.operation != what) {
+    fail("calls " + what + " while others of its group call " + rendezvous.operation);
+  }
+  rendezvous.time = std::max(rendezvous.time, thread.time);
+  if (orders_memory) publish_clock(thread, rendezvous.arriving);
+  const std::size_t generation = rendezvous.generation;
+  if (++rendezvous.arrived == size) {
+    if (orders_memory) rendezvous.known = rendezvous.arriving;
+    on_last();
+    rendezvous.arrived = 0;
+    ++rendezvous.generation;
+    rendezvous.released = rendezvous.time;
+    thread.time = rendezvous.released;
+    wake(&rendezvous, rendezvous.released);
+  } else {
+    while (rendezvous.generation == generation) block(&rendezvous, what);
+  }
+  if (orders_memory) thread.clock.join(rendezvous.known);
+}
+
+std::uint64_t Cta::clock() const {
+  return std::uint64_t(options_.completion == Completion::timed ? self().time : now_);
+}
+
+bool Cta::elect_one() {
+  // Which lane is elected is not specified, only that it is the same one in the whole warp.
+  const std::uint64_t lane =
+      options_.completion == Completion::random ? options_.seed * 7 + std::uint64_t(thread() / warp_threads) : 0;
+  return std::uint64_t(thread() % warp_threads) == lane % warp_threads;
+}
+
+void Cta::sync_cta() {
+  meet(*all_, int(threads_.size()), "cta_sync", true, [] {});
+}
+
+void Cta::sync_warp() {
+  meet(*warps_[std::size_t(thread() / warp_threads)], warp_threads, "warp_sync", true, [] {});
+}
+
+// ---- shared memory
+// ---------------------------------------------------------------------------------------------------------
+
+std::uint32_t Cta::shared_address(const void* pointer) {
+  const std::ptrdiff_t offset = static_cast<const std::byte*>(pointer) - shared_;
+  if (offset < 0 || std::size_t(offset) >= shared_bytes_) fail("address taken of something outside shared memory");
+  return shared_base + std::uint32_t(offset);
+}
+
+void Cta::check_range(std::uint32_t address, std::size_t bytes, const char* what) {
+  if (address < shared_base || address - shared_base + bytes > shared_bytes_)
+    fail(string(what) + " outside the shared-memory plan: " + to_string(bytes) + " bytes at offset " +
+         to_string(std::int64_t(address) - shared_base) + " of " + to_string(shared_bytes_));
+}
+
+/// Calls known(component, count) for all that must have happened before an access to `chunk`: what it reads has landed,
+/// what it overwrites is no longer read. Asynchronous work counts as done when somebody knows it is, whether or not the
+/// policy has done it already.
+template <class F>
+void Cta::check_order(std::uint32_t chunk_index, bool write, const string& what, F&& known) {
+  const Chunk& chunk = chunks_[chunk_index];
+  const auto race = [&](const string& other) {
+    fail("race: " + what + (write ? " writes " : " reads ") + where(chunk_index * chunk_bytes) + ", " + other);
+  };
+  if (chunk.loaded != 0 && !known(phases_of(chunk.load_barrier), chunk.load_phase))
+    race("without having waited for " + descriptions_[chunk.loaded]);
+  if (write) {
+    if (chunk.store != 0 && !known(stores_read_of(chunk.storer), chunk.store))
+      race("which a TMA store of thread " + to_string(chunk.storer) + " may still read");
+    for (const auto& warpgroup : warpgroups_) {
+      const std::uint32_t product = warpgroup->read[chunk_index];
+      for (int warp = 4 * warpgroup->index; product != 0 && warp < 4 * warpgroup->index + 4; ++warp)
+        if (!known(products_retired_by(warp), product))
+          race("which a wgmma of " + warpgroup_name(warpgroup->index) + ", warp " + to_string(warp % 4) +
+               " may still read");
+    }
+  }
+}
+
+/// An ordinary access by the running thread.
+void Cta::check_generic_access(std::uint32_t address, std::size_t bytes, bool write, const char* what) {
+  check_range(address, bytes, what);
+  Thread& thread = self();
+  const Clock& clock = thread.clock;
+  const std::uint32_t offset = address - shared_base;
+  const auto known = [&](std::size_t component, std::uint32_t count) { return clock.knows(component, count); };
+  for (std::uint32_t i = offset / chunk_bytes; i <= (offset + bytes - 1) / chunk_bytes; ++i) {
+    Chunk& chunk = chunks_[i];
+    if (chunk.loading != 0)
+      fail(string("race: ") + what + (write ? " writes " : " reads ") + where(i * chunk_bytes) + " while " +
+           descriptions_[chunk.loading] + " is in flight");
+    if (write && chunk.async_reads != 0)
+      fail(string("race: ") + what + " writes " + where(i * chunk_bytes) + " while " + descriptions_[chunk.reader] +
+           " still reads it");
+    check_order(i, write, what, known);
+    chunk.ordinary = true;
+  }
+  for (std::uint32_t i = offset / word_bytes; i <= (offset + bytes - 1) / word_bytes; ++i) {
+    Word& word = words_[i];
+    if (word.written != 0 && !clock.knows(accesses_of(word.writer), word.written))
+      fail(string("race: ") + what + (write ? " writes " : " reads ") + where(i * word_bytes) +
+           ", not ordered after the write by thread " + to_string(word.writer));
+    if (write && word.read) {
+      const Clock& readers = readers_[i];
+      for (int reader = 0; reader < int(threads_.size()); ++reader)
+        if (!clock.knows(accesses_of(reader), readers[accesses_of(reader)]))
+          fail(string("race: ") + what + " writes " + where(i * word_bytes) +
+               ", not ordered after the read by thread " + to_string(reader));
+      readers_.erase(i);
+      word.read = false;
+    }
+    const std::uint32_t now = clock[accesses_of(thread.index)];
+    if (write) {
+      word.written = now;
+      word.writer = std::uint16_t(thread.index);
+      word.unfenced = true;
+      thread.unfenced_words.push_back(i);
+    } else {
+      word.read = true;
+      readers_[i].raise(accesses_of(thread.index), now);
+    }
+  }
+}
+
+/// An access that TMA begins, issued by the running thread.
+void Cta::check_async_access(std::uint32_t offset, std::size_t bytes, bool write, std::uint32_t id) {
+  const Clock& clock = self().clock;
+  const string& what = descriptions_[id];
+  const auto known = [&](std::size_t component, std::uint32_t count) { return clock.knows(component, count); };
+  for (std::uint32_t i = offset / chunk_bytes; i < (offset + bytes) / chunk_bytes; ++i) {
+    Chunk& chunk = chunks_[i];
+    if (chunk.loading != 0)
+      fail("race: " + what + " is issued while " + descriptions_[chunk.loading] + " is in flight");
+    if (write && chunk.async_reads != 0)
+      fail("race: " + what + " is issued while " + descriptions_[chunk.reader] + " still reads " +
+           where(i * chunk_bytes));
+    check_order(i, write, what, known);
+    if (!chunk.ordinary) continue;
+    for (std::uint32_t w = i * (chunk_bytes / word_bytes); w < (i + 1) * (chunk_bytes / word_bytes); ++w) {
+      Word& word = words_[w];
+      if (word.unfenced)
+        fail(what + (write ? " overwrites" : " reads") + " what thread " + to_string(word.writer) +
+             " wrote without fence_async_shared (" + where(i * chunk_bytes) + ")");
+      if (word.written != 0 && !clock.knows(accesses_of(word.writer), word.written))
+        fail("race: " + what + " is not ordered after the fence of thread " + to_string(word.writer) +
+             ", which wrote " + where(i * chunk_bytes));
+      if (!write) continue;
+      if (word.read) {
+        const Clock& readers = readers_[w];
+        for (int reader = 0; reader < int(threads_.size()); ++reader)
+          if (!clock.knows(accesses_of(reader), readers[accesses_of(reader)]))
+            fail("race: " + what + " overwrites " + where(i * chunk_bytes) + ", which thread " + to_string(reader) +
+                 " may still read");
+        readers_.erase(w);
+      }
+      word = {};
+    }
+    if (write) chunk.ordinary = false;
+  }
+}
+
+std::uint32_t Cta::swizzled(std::uint32_t address, int swizzle_bytes) const {
+  // Address bits 4.. are XORed with bits 7..: three bits for 128 bytes, two for 64, one for 32.
+  const std::uint32_t mask = std::uint32_t(swizzle_bytes / 16 - 1) << 4;
+  return address ^ (address >> 3 & mask);
+}
+
+void Cta::store_ordinary(void* to, const void* from, std::size_t bytes) {
+  yield();
+  check_generic_access(shared_address(to), bytes, true, "an ordinary store");
+  std::memcpy(to, from, bytes);
+  counters_.ordinary_bytes += bytes;
+}
+
+void Cta::load_ordinary(void* to, const void* from, std::size_t bytes) {
+  yield();
+  check_generic_access(shared_address(from), bytes, false, "an ordinary load");
+  std::memcpy(to, from, bytes);
+  counters_.ordinary_bytes += bytes;
+}
+
+void Cta::fence_async_shared() {
+  yield();
+  Thread& thread = self();
+  for (const std::uint32_t i : thread.unfenced_words) {
+    Word& word = words_[i];
+    if (!word.unfenced || word.writer != thread.index) continue;
+    word.unfenced = false;
+    word.written = thread.clock[accesses_of(thread.index)];
+  }
+  thread.unfenced_words.clear();
+}
+
+// ---- barriers
+// --------------------------------------------------------------------------------------------------------------
+
+void Cta::mbarrier_init(std::uint64_t& state, int arrivals) {
+  yield();
+  const std::uint32_t address = shared_address(&state);
+  if (address % 8 != 0) fail("mbarrier.init: " + barrier_name(state) + " is not 8-byte aligned");
+  if (arrivals < 1 || arrivals > 0xfffff)
+    fail("mbarrier.init: " + barrier_name(state) + ": " + to_string(arrivals) + " arrivals");
+  state = BarrierState{0, arrivals, arrivals, 0}.bits();
+  const std::size_t index = barriers_.contains(&state) ? barriers_[&state].index : barriers_.size();
+  BarrierRecord& record = barriers_[&state] = BarrierRecord{};
+  record.index = index;
+  record.initialiser = thread();
+  record.initialised = self().clock[accesses_of(thread())];
+}
+
+/// The record of a barrier that the running thread is about to use; it must know that the barrier has been initialised.
+Cta::BarrierRecord& Cta::barrier_record(const std::uint64_t& state, const char* verb) {
+  const auto found = barriers_.find(&state);
+  if (found == barriers_.end()) fail(string(verb) + " " + barrier_name(state) + ", which is not initialised");
+  const BarrierRecord& record = found->second;
+  if (!self().clock.knows(accesses_of(record.initialiser), record.initialised))
+    fail("race: " + string(verb) + " " + barrier_name(state) + ", not ordered after its initialisation by thread " +
+         to_string(record.initialiser) + " (cta_sync is missing)");
+  return found->second;
+}
+
+void Cta::fence_barrier_init() {
+  yield();
+  for (auto& [state, record] : barriers_)
+    if (record.initialiser == thread()) record.fenced = true;
+}
+
+void Cta::barrier_check_phase(std::uint64_t& state, double time) {
+  BarrierState barrier = BarrierState::of(state);
+  BarrierRecord& record = barriers_[&state];
+  record.time = std::max(record.time, time);
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  barrier.phase ^= 1;
+  barrier.pending = barrier.expected;
+  state = barrier.bits();
+  ++record.phases;
+  record.arriving.raise(phases_of(record.index), record.phases);
+  record.released = record.arriving;
+  wake(&state, record.time + barrier_latency);
+}
+
+void Cta::mbarrier_arrive(std::uint64_t& state, int expected_bytes) {
+  yield();
+  flush_compute(self());
+  BarrierRecord& record = barrier_record(state, "arrives on");
+  BarrierState barrier = BarrierState::of(state);
+  if (barrier.pending == 0)
+    fail("arrives on " + barrier_name(state) + " beyond the " + to_string(barrier.expected) + " arrivals of its phase");
+  if (expected_bytes < 0 || barrier.bytes + expected_bytes >= BarrierState::bias)
+    fail("expects " + to_string(expected_bytes) + " bytes on " + barrier_name(state) +
+         ": beyond what an mbarrier can count");
+  barrier.bytes += expected_bytes;
+  --barrier.pending;
+  state = barrier.bits();
+  publish_clock(self(), record.arriving);
+  barrier_check_phase(state, self().time);
+}
+
+void Cta::mbarrier_wait(std::uint64_t& state, int parity) {
+  yield();
+  Thread& thread = self();
+  flush_compute(thread);
+  const BarrierRecord& barrier = barrier_record(state, "waits for");
+  const double begin = thread.time;
+  thread.waits_on = &state;
+  while (BarrierState::of(state).phase == unsigned(parity & 1))
+    block(&state, barrier_name(state) + ", phase of parity " + to_string(parity & 1));
+  thread.waits_on = nullptr;
+  thread.clock.join(barrier.released);
+  if (thread.lane() == 0 && thread.time > begin)
+    record("warpgroup " + to_string(thread.warpgroup()) + " waits", barrier_name(state), begin, thread.time);
+  thread.compute_begin = thread.time;
+}
+
+void Cta::barrier_complete_bytes(std::uint64_t& state, int bytes, double time) {
+  const auto found = barriers_.find(&state);
+  if (found == barriers_.end()) fail("a TMA load completes on " + barrier_name(state) + ", which is not initialised");
+  if (!found->second.fenced)
+    fail("a TMA load completes on " + barrier_name(state) +
+         ", whose initialisation was not fenced (fence_barrier_init)");
+  BarrierState barrier = BarrierState::of(state);
+  barrier.bytes -= bytes;
+  if (barrier.bytes < 0)
+    fail(barrier_name(state) + ": " + to_string(-barrier.bytes) +
+         " more bytes landed than were expected in this phase");
+  state = barrier.bits();
+  barrier_check_phase(state, time);
+}
+
+void Cta::named_barrier(int id, int threads, bool wait) {
+  yield();
+  Thread& thread = self();
+  flush_compute(thread);
+  if (id < 1 || id > 15) fail("named barrier " + to_string(id) + ": ids are 1 to 15");
+  if (threads <= 0 || threads % warp_threads != 0 || threads > int(threads_.size()))
+    fail("named barrier " + to_string(id) + ": " + to_string(threads) +
+         " threads; it must be a multiple of 32 within the CTA");
+  NamedBarrierState& barrier = *named_[std::size_t(id)];
+  if (barrier.arrived == 0) {
+    barrier.expected = threads;
+    barrier.time = 0;
+    std::fill(barrier.seen.begin(), barrier.seen.end(), false);
+  } else if (barrier.expected != threads) {
+    fail("named barrier " + to_string(id) + ": " + to_string(threads) + " threads named here, " +
+         to_string(barrier.expected) + " by an earlier arrival of the same phase");
+  }
+  if (barrier.seen[std::size_t(thread.index)]) fail("named barrier " + to_string(id) + ": arrives twice in one phase");
+  barrier.seen[std::size_t(thread.index)] = true;
+  barrier.time = std::max(barrier.time, thread.time);
+  publish_clock(thread, barrier.arriving);
+  const std::size_t generation = barrier.generation;
+  const double begin = thread.time;
+  if (++barrier.arrived == barrier.expected) {
+    barrier.known = barrier.arriving;
+    barrier.arrived = 0;
+    ++barrier.generation;
+    barrier.released = barrier.time + barrier_latency;
+    if (wait) thread.time = barrier.released;
+    wake(&barrier, barrier.released);
+  } else if (wait) {
+    while (barrier.generation == generation) block(&barrier, "named barrier " + to_string(id));
+  }
+  if (wait) thread.clock.join(barrier.known);
+  if (wait && thread.lane() == 0 && thread.time > begin)
+    record("warpgroup " + to_string(thread.warpgroup()) + " waits", "turn", begin, thread.time);
+  if (wait) thread.compute_begin = thread.time;
+}
+
+void Cta::registers(int count, bool claim) {
+  yield();
+  if (count % 8 != 0 || count < 24 || count > 256)
+    fail("setmaxnreg " + to_string(count) + ": a multiple of 8 from 24 to 256 is allowed");
+  // Warp by warp: neither the warps of a warpgroup nor anybody's memory accesses are ordered by it.
+  Rendezvous& warp = *warps_[std::size_t(thread() / warp_threads)];
+  meet(warp, warp_threads, "setmaxnreg", false, [&] {
+    const int change = count - warp.register_counts.back();
+    if (claim ? change < 0 : change > 0)
+      fail(string("setmaxnreg.") + (claim ? "inc" : "dec") + " " + to_string(count) + " from " +
+           to_string(warp.register_counts.back()) + " registers");
+    while (claim && free_registers_ < change * warp_threads)
+      block(&free_registers_, to_string(change * warp_threads) + " registers of the launch's allocation (setmaxnreg " +
+                                  to_string(count) + "), of which too few are free");
+    free_registers_ -= change * warp_threads;
+    warp.register_counts.push_back(count);
+    wake(&free_registers_, self().time);
+  });
+}
+
+// ---- arithmetic that needs other threads or takes noticeable time
+// --------------------------------------------------------------
+
+float Cta::quad_reduce(float value, bool maximum) {
+  Rendezvous& quad = *quads_[std::size_t(thread() / 4)];
+  quad.value[std::size_t(thread() % 4)] = value;
+  meet(quad, 4, maximum ? "quad_max" : "quad_sum", false, [&] {
+    // In the order of two butterfly exchanges, so that the result does not depend on who comes first.
+    const auto& v = quad.value;
+    quad.result = maximum ? std::fmax(std::fmax(v[0], v[1]), std::fmax(v[2], v[3])) : (v[0] + v[1]) + (v[2] + v[3]);
+  });
+  return quad.result;
+}
+
+void Cta::account_exp2() {
+  Thread& thread = self();
+  ++counters_.exp2;
+  if (options_.completion != Completion::timed) return;
+  if (thread.lane() == 0) {
+    double& free = exp2_free_[std::size_t(thread.warp() % 4)];
+    free = std::max(free, thread.time) + exp2_cycles;
+    thread.time = free;
+  } else {
+    thread.time += exp2_cycles;
+  }
+  thread.has_exp2 = true;
+}
+
+void Cta::account_alu(double warp_cycles, const char* label) {
+  if (options_.completion != Completion::timed) return;
+  Thread& thread = self();
+  thread.time += warp_cycles;
+  if (label[0] == 'c') thread.has_convert = true;
+}
+
+// ---- register fragments
+// ------------------------------------------------------------------------------------------------------
+
+void Cta::stmatrix(std::uint32_t address, const std::uint32_t* fragment) {
+  yield();
+  Rendezvous& warp = *warps_[std::size_t(thread() / warp_threads)];
+  const auto lane = std::size_t(thread() % warp_threads);
+  if (address % 16 != 0) fail("stmatrix: row address " + where(address - shared_base) + " is not 16-byte aligned");
+  check_generic_access(address, 16, true, "stmatrix");
+  warp.address[lane] = address;
+  std::copy(fragment, fragment + 4, warp.fragment[lane].begin());
+  meet(warp, warp_threads, "stmatrix", false, [&] {
+    for (std::size_t matrix = 0; matrix < 4; ++matrix) {
+      std::array<int, 32> bank{};
+      for (std::size_t row = 0; row < 8; ++row) {
+        const std::uint32_t offset = warp.address[8 * matrix + row] - shared_base;
+        for (std::size_t pair = 0; pair < 4; ++pair)
+          std::memcpy(shared_ + offset + 4 * pair, &warp.fragment[4 * row + pair][matrix], 4);
+        ++bank[offset / 4 % 32];
+      }
+      ++counters_.matrix_phases;
+      counters_.bank_conflicts += std::uint64_t(*std::max_element(bank.begin(), bank.end()) - 1);
+    }
+    counters_.stmatrix_bytes += 512;
+  });
+}
+
+void Cta::ldmatrix(std::uint32_t address, std::uint32_t* fragment) {
+  yield();
+  Rendezvous& warp = *warps_[std::size_t(thread() / warp_threads)];
+  const auto lane = std::size_t(thread() % warp_threads);
+  if (address % 16 != 0) fail("ldmatrix: row address " + where(address - shared_base) + " is not 16-byte aligned");
+  check_generic_access(address, 16, false, "ldmatrix");
+  warp.address[lane] = address;
+  meet(warp, warp_threads, "ldmatrix", false, [&] {
+    for (std::size_t matrix = 0; matrix < 4; ++matrix) {
+      std::array<int, 32> bank{};
+      for (std::size_t row = 0; row < 8; ++row) {
+        const std::uint32_t offset = warp.address[8 * matrix + row] - shared_base;
+        for (std::size_t pair = 0; pair < 4; ++pair)
+          std::memcpy(&warp.fragment[4 * row + pair][matrix], shared_ + offset + 4 * pair, 4);
+        ++bank[offset / 4 % 32];
+      }
+      ++counters_.matrix_phases;
+      counters_.bank_conflicts += std::uint64_t(*std::max_element(bank.begin(), bank.end()) - 1);
+    }
+    counters_.ldmatrix_bytes += 512;
+  });
+  std::copy(warp.fragment[lane].begin(), warp.fragment[lane].end(), fragment);
+}
+
+// ---- TMA
+// -----------------------------------------------------------------------------------------------------------------------
+
+void Cta::check_feature(const Copy& copy) {
+  if (copy.at.feature % 8 != 0)
+    fail("TMA of " + string(copy.spec.name) + ": the box begins at feature " + to_string(copy.at.feature) +
+         "; it must be a multiple of 8 (16 bytes), or the instruction is illegal");
+}
+
+void Cta::tma_load(std::uint32_t address, const hopper::TensorMap& map, hopper::Coordinates at,
+                   std::uint64_t& barrier) {
+  yield();
+  Thread& thread = self();
+  Copy copy;
+  copy.load = true;
+  copy.spec = decode(map);
+  copy.at = at;
+  copy.address = address;
+  copy.barrier = &barrier;
+  copy.thread = thread.index;
+  copy.id = next_id_++;
+  const std::uint32_t bytes = std::uint32_t(copy.bytes());
+  check_range(address, bytes, "TMA load");
+  check_feature(copy);
+  const std::uint32_t offset = address - shared_base;
+  if (offset % std::uint32_t(8 * copy.spec.swizzle_bytes) != 0)
+    fail("TMA load of " + string(copy.spec.name) + " to " + where(offset) + ": the address must be a multiple of " +
+         to_string(8 * copy.spec.swizzle_bytes) + " bytes, or the swizzle is not the one wgmma expects");
+  Region* region = region_at(offset);
+  const int block = at.row / int(copy.spec.box_rows);
+  descriptions_[copy.id] = "the TMA load of " + string(copy.spec.name) + " rows " + to_string(at.row) + ".. into " +
+                           (region ? region->name : "shared memory + " + to_string(offset));
+  const BarrierRecord& counts = barrier_record(barrier, "loads onto");
+  check_async_access(offset, bytes, true, copy.id);
+  for (std::uint32_t i = offset / chunk_bytes; i < (offset + bytes) / chunk_bytes; ++i) {
+    Chunk& chunk = chunks_[i];
+    chunk.loading = chunk.loaded = copy.id;
+    chunk.load_barrier = std::uint16_t(counts.index);
+    chunk.load_phase = counts.phases + 1;
+    chunk.swizzle_bytes = std::uint8_t(copy.spec.swizzle_bytes);
+    chunk.store = 0;
+    for (auto& warpgroup : warpgroups_) warpgroup->read[i] = 0;
+  }
+  if (region) region->block = block;
+  std::memset(shared_ + offset, 0xff, bytes);
+  counters_.tma_load_bytes += bytes;
+  tma_free_ = std::max(tma_free_, thread.time) + bytes / load_bytes_per_cycle;
+  copy.finish = tma_free_ + load_latency;
+  record("TMA", descriptions_[copy.id].substr(8), copy.finish - load_latency - bytes / load_bytes_per_cycle,
+         copy.finish);
+  thread.time += 4;
+  copies_.push_back(copy);
+  if (options_.completion == Completion::eager) apply(copies_.back());
+}
+
+void Cta::tma_store(const hopper::TensorMap& map, hopper::Coordinates at, std::uint32_t address, bool add) {
+  yield();
+  Thread& thread = self();
+  Copy copy;
+  copy.add = add;
+  copy.spec = decode(map);
+  copy.at = at;
+  copy.address = address;
+  copy.thread = thread.index;
+  copy.number = ++thread.stores;
+  copy.id = next_id_++;
+  const std::uint32_t bytes = std::uint32_t(copy.bytes());
+  check_range(address, bytes, "TMA store");
+  check_feature(copy);
+  const std::uint32_t offset = address - shared_base;
+  if (offset % std::uint32_t(8 * copy.spec.swizzle_bytes) != 0)
+    fail("TMA store of " + string(copy.spec.name) + " from " + where(offset) + ": the address must be a multiple of " +
+         to_string(8 * copy.spec.swizzle_bytes) + " bytes");
+  descriptions_[copy.id] =
+      "the TMA store of " + string(copy.spec.name) + " rows " + to_string(at.row) + ".. from " + where(offset);
+  check_async_access(offset, bytes, false, copy.id);
+  for (std::uint32_t i = offset / chunk_bytes; i < (offset + bytes) / chunk_bytes; ++i) {
+    Chunk& chunk = chunks_[i];
+    ++chunk.async_reads;
+    chunk.reader = copy.id;
+    chunk.store = copy.number;
+    chunk.storer = std::uint16_t(thread.index);
+  }
+  counters_.tma_store_bytes += bytes;
+  tma_free_ = std::max(tma_free_, thread.time) + bytes / load_bytes_per_cycle;
+  copy.finish = tma_free_ + load_latency;
+  record("TMA", descriptions_[copy.id].substr(8), copy.finish - load_latency - bytes / load_bytes_per_cycle,
+         copy.finish);
+  copies_.push_back(copy);
+  if (options_.completion == Completion::eager) apply(copies_.back());
+}
+
+void Cta::store_commit() {
+  yield();
+  self().store_groups.push_back(self().stores);
+}
+
+void Cta::store_wait_read(int pending) {
+  yield();
+  Thread& thread = self();
+  flush_compute(thread);
+  const std::size_t groups = thread.store_groups.size();
+  const std::uint32_t needed =
+      groups > std::size_t(pending) ? thread.store_groups[groups - 1 - std::size_t(pending)] : 0;
+  for (;;) {
+    Copy* open = nullptr;
+    for (Copy& copy : copies_)
+      if (!copy.done && !copy.load && copy.thread == thread.index && copy.number <= needed) open = &copy;
+    if (open == nullptr) break;
+    if (options_.completion == Completion::timed)
+      block(open, descriptions_[open->id]);
+    else
+      apply(*open);
+  }
+  thread.clock.raise(stores_read_of(thread.index), needed);
+  thread.compute_begin = thread.time;
+}
+
+/// Moves a copy's data, now.
+void Cta::apply(Copy& copy) {
+  copy.done = true;
+  const hopper::TensorMapSpec& spec = copy.spec;
+  const std::uint32_t offset = copy.address - shared_base;
+  const std::int64_t position[4] = {copy.at.feature, copy.at.row, copy.at.head, copy.at.batch};
+  for (std::uint32_t row = 0; row < spec.box_rows; ++row) {
+    for (std::uint32_t feature = 0; feature < spec.box_features; ++feature) {
+      const std::int64_t at[4] = {position[0] + feature, position[1] + row, position[2], position[3]};
+      bool inside = true;
+      for (int i = 0; i < 4; ++i) inside &= at[i] >= 0 && std::uint64_t(at[i]) < spec.extent[i];
+      std::byte* local = shared_ + (swizzled(copy.address + row * std::uint32_t(spec.swizzle_bytes) + 2 * feature,
+                                             spec.swizzle_bytes) -
+                                    shared_base);
+      std::byte* global = static_cast<std::byte*>(spec.data) + 2 * at[0];
+      for (int i = 1; i < 4; ++i) global += at[i] * std::int64_t(spec.stride_bytes[i - 1]);
+      if (copy.load) {
+        if (inside)
+          std::memcpy(local, global, 2);
+        else
+          std::memset(local, 0, 2);
+      } else if (inside) {
+        if (copy.add) {
+          std::uint16_t a, b;
+          std::memcpy(&a, global, 2);
+          std::memcpy(&b, local, 2);
+          const std::vector<float>& value = values_of(spec.element);
+          const float sum = value[a] + value[b];
+          const std::uint16_t bits =
+              spec.element == hopper::Element::f16 ? from_float<Half>(sum).bits : from_float<Bfloat16>(sum).bits;
+          std::memcpy(global, &bits, 2);
+        } else {
+          std::memcpy(global, local, 2);
+        }
+      }
+    }
+  }
+  for (std::uint32_t i = offset / chunk_bytes; i < (offset + std::uint32_t(copy.bytes())) / chunk_bytes; ++i) {
+    if (copy.load)
+      chunks_[i].loading = 0;
+    else
+      --chunks_[i].async_reads;
+  }
+  const double finish = copy.finish;
+  std::uint64_t* barrier = copy.barrier;
+  const int bytes = copy.bytes();
+  wake(&copy, finish);
+  while (!copies_.empty() && copies_.front().done) copies_.pop_front();
+  if (barrier) barrier_complete_bytes(*barrier, bytes, finish);
+}
+
+// ---- tensor core
+// -----------------------------------------------------------------------------------------------------------------
+
+void Cta::wgmma_fence() {
+  yield();
+  flush_compute(self());
+  self().fenced = true;
+}
+
+/// Calls visit(chunk index, swizzle) for every 16-byte chunk of shared memory the product reads.
+template <class F>
+void Cta::for_operand_chunks(const Product& product, F&& visit) {
+  const auto at = [&](std::uint32_t address, int swizzle_bytes) {
+    const std::uint32_t physical = swizzled(address, swizzle_bytes);
+    check_range(physical, chunk_bytes, "wgmma operand");
+    visit((physical - shared_base) / chunk_bytes, swizzle_bytes);
+  };
+  if (!product.a_in_registers) {
+    const Descriptor a(product.a);
+    for (int row = 0; row < 64; ++row)
+      for (int depth = 0; depth < 16; depth += 8) at(a.k_major(row, depth), a.swizzle_bytes);
+  }
+  const Descriptor b(product.b);
+  if (product.a_in_registers) {
+    for (int depth = 0; depth < 16; ++depth)
+      for (int column = 0; column < product.columns; column += 8) at(b.n_major(depth, column), b.swizzle_bytes);
+  } else {
+    for (int row = 0; row < product.columns; ++row)
+      for (int depth = 0; depth < 16; depth += 8) at(b.k_major(row, depth), b.swizzle_bytes);
+  }
+}
+
+/// The first thread issues the product: from here on the tensor core may read its operands at any time. Finds out what
+/// each thread must know to have happened when it issues the product: the operands have landed, ordinary writes to them
+/// were fenced.
+void Cta::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_t number) {
+  const Region* region = region_at(Descriptor(product.b).start - shared_base);
+  product.block = region ? region->block : -1;
+  product.id = next_id_++;
+  descriptions_[product.id] =
+      "wgmma of " + warpgroup_name(warpgroup.index) +
+      (product.a_in_registers ? " (P V, V in " : " (Q K^T, K in ") +
+      (region ? region->name + (product.block >= 0 ? ", block " + to_string(product.block) : "") : "shared memory") +
+      ")";
+  const auto need = [&](std::size_t component, std::uint32_t count, std::uint32_t chunk) {
+    for (const Product::Need& known : product.needs)
+      if (known.component == component && known.count >= count) return;
+    product.needs.push_back({component, count, chunk});
+  };
+  for_operand_chunks(product, [&](std::uint32_t i, int swizzle_bytes) {
+    Chunk& chunk = chunks_[i];
+    if (chunk.loaded != 0) {
+      need(phases_of(chunk.load_barrier), chunk.load_phase, i);
+      if (chunk.swizzle_bytes != swizzle_bytes)
+        fail("wgmma descriptor: " + where(i * chunk_bytes) + " is read with a swizzle of " + to_string(swizzle_bytes) +
+             " bytes, but " + descriptions_[chunk.loaded] + " wrote it with one of " + to_string(chunk.swizzle_bytes));
+    }
+    for (std::uint32_t w = i * (chunk_bytes / word_bytes); chunk.ordinary && w < (i + 1) * (chunk_bytes / word_bytes);
+         ++w) {
+      const Word& word = words_[w];
+      if (word.unfenced)
+        fail(descriptions_[product.id] + " reads what thread " + to_string(word.writer) +
+             " wrote without fence_async_shared (" + where(i * chunk_bytes) + ")");
+      if (word.written != 0) need(accesses_of(word.writer), word.written, i);
+    }
+    ++chunk.async_reads;
+    chunk.reader = product.id;
+    warpgroup.read[i] = number;
+  });
+}
+
+void Cta::wgmma(hopper::Element element, int columns, bool accumulate, float* d, std::uint64_t a,
+                const std::uint32_t* a_registers, std::uint64_t b) {
+  yield();
+  Thread& thread = self();
+  Warpgroup& warpgroup = *warpgroups_[std::size_t(thread.warpgroup())];
+  if (!thread.fenced) fail("wgmma without wgmma.fence after the registers were last touched");
+  if (columns % 8 != 0 || columns < 8 || columns > 256)
+    fail("wgmma: N is " + to_string(columns) + "; it must be a multiple of 8 up to 256");
+  for (const std::uint64_t bits : {a, b}) {
+    if (bits == a && a_registers != nullptr) continue;
+    if (Descriptor(bits).swizzle_bytes == 0 || (bits >> 49 & 7) != 0)
+      fail("wgmma descriptor: only swizzled operands (32, 64, 128 bytes) with base offset 0 are modelled");
+  }
+
+  const std::size_t index = thread.products++;
+  if (index == warpgroup.first + warpgroup.products.size()) {
+    Product product;
+    product.element = element;
+    product.columns = columns;
+    product.accumulate = accumulate;
+    product.a = a;
+    product.b = b;
+    product.a_in_registers = a_registers != nullptr;
+    begin_product(warpgroup, product, std::uint32_t(index + 1));
+    warpgroup.products.push_back(std::move(product));
+  }
+  Product& product = warpgroup.products[index - warpgroup.first];
+  if (product.element != element || product.columns != columns || product.accumulate != accumulate || product.b != b ||
+      product.a_in_registers != (a_registers != nullptr) || (!product.a_in_registers && product.a != a))
+    fail("wgmma: the warpgroup's threads disagree about the instruction");
+  for (const Product::Need& need : product.needs)
+    if (!thread.clock.knows(need.component, need.count)) {
+      const Chunk& chunk = chunks_[need.chunk];
+      fail("race: " + descriptions_[product.id] + " reads " + where(need.chunk * chunk_bytes) + ", " +
+           (need.component < threads_.size()
+                ? "not ordered after the fence of thread " + to_string(need.component) + ", which wrote it"
+                : "without having waited for " + descriptions_[chunk.loaded]));
+    }
+  const auto lane = std::size_t(thread.index % warpgroup_threads);
+  product.d[lane] = d;
+  product.a_registers[lane] = a_registers;
+  if (a_registers) std::copy(a_registers, a_registers + 4, product.a_at_issue[lane].begin());
+  product.ready = std::max(product.ready, thread.time);
+
+  auto in_flight =
+      std::find_if(thread.in_flight.begin(), thread.in_flight.end(), [d](const auto& entry) { return entry.d == d; });
+  if (in_flight == thread.in_flight.end()) {
+    thread.in_flight.push_back({d, std::vector<float>(d, d + columns / 2), index + 1});
+    std::fill(d, d + columns / 2, poison);
+  } else {
+    in_flight->last = index + 1;
+  }
+
+  if (++product.issued < warpgroup_threads) return;
+
+  // The whole warpgroup has issued it.
+  Shadow& shadow = warpgroup.shadows[product.d[0]];
+  if (shadow.holders == 0) {
+    shadow.columns = columns;
+    shadow.tile.assign(std::size_t(64 * columns), 0.0f);
+    for (int t = 0; t < warpgroup_threads; ++t) {
+      const Thread& other = *threads_[std::size_t(warpgroup.index * warpgroup_threads + t)];
+      const auto entry = std::find_if(other.in_flight.begin(), other.in_flight.end(),
+                                      [&](const auto& e) { return e.d == product.d[std::size_t(t)]; });
+      if (entry == other.in_flight.end()) fail("wgmma: the warpgroup's threads disagree about the accumulator");
+      for (int i = 0; i < columns / 2; ++i) {
+        const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (t % 4) + i % 2;
+        shadow.tile[std::size_t(row * columns + column)] = entry->saved[std::size_t(i)];
+      }
+    }
+  }
+  shadow.holders = warpgroup_threads;
+  const double duration = columns * product_cycles_per_column;
+  tensor_core_free_ = std::max(tensor_core_free_, product.ready) + duration;
+  product.finish = tensor_core_free_;
+  counters_.wgmma_instructions += 1;
+  counters_.wgmma_flops += std::uint64_t(2 * 64 * columns * 16);
+  counters_.wgmma_b_bytes += std::uint64_t(columns * 32);
+  if (!product.a_in_registers) counters_.wgmma_a_bytes += 64 * 32;
+  record("tensor core",
+         (product.a_in_registers ? "PV " : "QK ") + string("warpgroup ") + to_string(warpgroup.index) +
+             (product.block >= 0 ? " block " + to_string(product.block) : ""),
+         product.finish - duration, product.finish);
+  if (options_.completion == Completion::eager)
+    while (next_product_ready(warpgroup)) complete_product(warpgroup);
+  wake(&warpgroup, product.ready);
+}
+
+void Cta::wgmma_commit() {
+  yield();
+  self().groups.push_back(self().products);
+}
+
+bool Cta::next_product_ready(const Warpgroup& warpgroup) const {
+  const std::size_t next = warpgroup.completed - warpgroup.first;
+  return next < warpgroup.products.size() && warpgroup.products[next].issued == warpgroup_threads;
+}
+
+void Cta::compute(Warpgroup& warpgroup, Product& product) {
+  Shadow& shadow = warpgroup.shadows.at(product.d[0]);
+  const int n = product.columns;
+  const std::vector<float>& value = values_of(product.element);
+  const auto element = [&](std::uint32_t address, int swizzle_bytes) {
+    std::uint16_t bits;
+    std::memcpy(&bits, shared_ + (swizzled(address, swizzle_bytes) - shared_base), 2);
+    return value[bits];
+  };
+  float a[64][16];
+  std::vector<float> b(std::size_t(16 * n));
+  const Descriptor b_matrix(product.b);
+  if (product.a_in_registers) {
+    for (int t = 0; t < warpgroup_threads; ++t) {
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t packed = product.a_registers[std::size_t(t)][i];
+        if (packed != product.a_at_issue[std::size_t(t)][std::size_t(i)])
+          fail("race: thread " + to_string(warpgroup.index * warpgroup_threads + t) +
+               " overwrote a register A operand of " + descriptions_[product.id] + " before it was retired by a wait");
+        const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i % 2), depth = 2 * (t % 4) + 8 * (i / 2);
+        a[row][depth] = value[packed & 0xffff];
+        a[row][depth + 1] = value[packed >> 16];
+      }
+    }
+    for (int k = 0; k < 16; ++k)
+      for (int j = 0; j < n; ++j) b[std::size_t(k * n + j)] = element(b_matrix.n_major(k, j), b_matrix.swizzle_bytes);
+  } else {
+    const Descriptor a_matrix(product.a);
+    for (int i = 0; i < 64; ++i)
+      for (int k = 0; k < 16; ++k) a[i][k] = element(a_matrix.k_major(i, k), a_matrix.swizzle_bytes);
+    for (int j = 0; j < n; ++j)
+      for (int k = 0; k < 16; ++k) b[std::size_t(k * n + j)] = element(b_matrix.k_major(j, k), b_matrix.swizzle_bytes);
+  }
+  for (int i = 0; i < 64; ++i) {
+    float* row = shadow.tile.data() + i * n;
+    if (!product.accumulate) std::fill(row, row + n, 0.0f);
+    for (int k = 0; k < 16; ++k) {
+      const float factor = a[i][k];
+      const float* column = b.data() + k * n;
+      for (int j = 0; j < n; ++j) row[j] += factor * column[j];
+    }
+  }
+}
+
+void Cta::complete_product(Warpgroup& warpgroup) {
+  Product& product = warpgroup.products[warpgroup.completed - warpgroup.first];
+  compute(warpgroup, product);
+  for_operand_chunks(product, [&](std::uint32_t i, int) { --chunks_[i].async_reads; });
+  ++warpgroup.completed;
+  warpgroup.completed_time = product.finish;
+  if (options_.completion == Completion::eager) {
+    for (int t = 0; t < warpgroup_threads; ++t)
+      publish(warpgroup, *threads_[std::size_t(warpgroup.index * warpgroup_threads + t)], product.d[std::size_t(t)]);
+  }
+  wake(&warpgroup, product.finish);
+  // Drop what nobody will look at again.
+  while (warpgroup.products.size() > 64 && warpgroup.first < warpgroup.completed) {
+    warpgroup.products.pop_front();
+    ++warpgroup.first;
+  }
+}
+
+/// Gives a thread its part of a finished accumulator.
+void Cta::publish(Warpgroup& warpgroup, Thread& thread, float* d) {
+  const auto entry =
+      std::find_if(thread.in_flight.begin(), thread.in_flight.end(), [d](const auto& e) { return e.d == d; });
+  if (entry == thread.in_flight.end() || entry->last > warpgroup.completed) return;
+  const Product& product = warpgroup.products[entry->last - 1 - warpgroup.first];
+  Shadow& shadow = warpgroup.shadows.at(product.d[0]);
+  const int t = thread.index % warpgroup_threads;
+  for (int i = 0; i < shadow.columns / 2; ++i) {
+    if (std::bit_cast<std::uint32_t>(d[i]) != poison_bits)
+      fail("race: thread " + to_string(thread.index) + " wrote to an accumulator of " + descriptions_[product.id] +
+           " while it was in flight");
+    const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (t % 4) + i % 2;
+    d[i] = shadow.tile[std::size_t(row * shadow.columns + column)];
+  }
+  thread.in_flight.erase(entry);
+  if (--shadow.holders == 0) warpgroup.shadows.erase(product.d[0]);
+}
+
+void Cta::wgmma_wait(int pending) {
+  yield();
+  Thread& thread = self();
+  flush_compute(thread);
+  Warpgroup& warpgroup = *warpgroups_[std::size_t(thread.warpgroup())];
+  const std::size_t needed =
+      thread.groups.size() > std::size_t(pending) ? thread.groups[thread.groups.size() - 1 - std::size_t(pending)] : 0;
+  const double begin = thread.time;
+  while (warpgroup.completed < needed) {
+    if (options_.completion != Completion::timed && next_product_ready(warpgroup))
+      complete_product(warpgroup);
+    else
+      block(&warpgroup, "wgmma (at most " + to_string(pending) + " groups in flight)");
+  }
+  if (thread.lane() == 0 && thread.time > begin)
+    record("warpgroup " + to_string(thread.warpgroup()) + " waits", "wgmma", begin, thread.time);
+  thread.clock.raise(products_retired_by(thread.warp()), std::uint32_t(needed));
+  thread.compute_begin = thread.time;
+  thread.fenced = false;
+}
+
+void Cta::wgmma_readable(float* d, int columns, int pending) {
+  Thread& thread = self();
+  Warpgroup& warpgroup = *warpgroups_[std::size_t(thread.warpgroup())];
+  const auto entry =
+      std::find_if(thread.in_flight.begin(), thread.in_flight.end(), [d](const auto& e) { return e.d == d; });
+  if (entry == thread.in_flight.end()) return;
+  if (entry->last > warpgroup.completed)
+    fail("wgmma_wait<" + to_string(pending) + "> names an accumulator (64 x " + to_string(columns) +
+         ") whose product may still be in flight");
+  publish(warpgroup, thread, d);
+}
+
+// ---- trace
+// -----------------------------------------------------------------------------------------------------------------------
+
+void Cta::record(const string& track, const string& event_name, double begin, double end) {
+  if (options_.trace) events_.push_back({track, event_name, begin, end});
+}
+
+/// Closes the stretch of ordinary work that ends at a primitive.
+void Cta::flush_compute(Thread& thread) {
+  if (options_.trace && thread.index % warpgroup_threads == 0 && thread.time > thread.compute_begin &&
+      (thread.has_exp2 || thread.has_convert))
+    record("warpgroup " + to_string(thread.warpgroup()), thread.has_exp2 ? "softmax" : "rescale, convert",
+           thread.compute_begin, thread.time);
+  thread.has_exp2 = thread.has_convert = false;
+  thread.compute_begin = thread.time;
+}
+
+}  // namespace fa3::simulator

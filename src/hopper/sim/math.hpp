@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cmath>
+#include <utility>
+
+#include "dtype.hpp"
+#include "hopper/sim/cta.hpp"
+
+namespace fa3::hopper::inline sim {
+
+inline float exp2(float x) {
+  simulator::Cta::current().account_exp2();
+  return std::exp2(x);
+}
+
+inline float log2(float x) { return std::log2(x); }
+
+inline float maximum(float a, float b) {
+  simulator::Cta::current().account_alu(2, "max");
+  return std::fmax(a, b);
+}
+
+inline float quad_max(float x) { return simulator::Cta::current().quad_reduce(x, true); }
+inline float quad_sum(float x) { return simulator::Cta::current().quad_reduce(x, false); }
+
+template <Element element>
+inline std::uint32_t pack2(float low, float high) {
+  simulator::Cta::current().account_alu(2, "convert");
+  if constexpr (element == Element::f16) {
+    return from_float<Half>(low).bits | std::uint32_t(from_float<Half>(high).bits) << 16;
+  } else {
+    return from_float<Bfloat16>(low).bits | std::uint32_t(from_float<Bfloat16>(high).bits) << 16;
+  }
+}
+
+inline unsigned atomic_add(unsigned* address, unsigned value) { return std::exchange(*address, *address + value); }
+
+}  // namespace fa3::hopper::inline sim

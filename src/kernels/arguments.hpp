@@ -1,0 +1,21 @@
+// From a checked problem and its plan to the kernel's arguments; the same for the GPU and the simulator.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/arguments.hpp"
+#include "kernels/plan.hpp"
+#include "problem.hpp"
+
+namespace fa3::kernels {
+
+/// Makes a backend's tensor map: the driver's, or the simulator's. May throw.
+using TensorMapEncoder = hopper::TensorMap (*)(const hopper::TensorMapSpec&);
+
+/// Points the plan's copied tensors into `workspace` and fills in everything the kernel needs. `l2_bytes` sizes the
+/// sections of heads the scheduler keeps together; the scheduler's counter is the first word of the workspace and must
+/// be 0 at launch.
+attention::ForwardArguments forward_arguments(const ForwardProblem& problem, ForwardPlan& plan, void* workspace,
+                                              std::int64_t l2_bytes, TensorMapEncoder encode);
+
+}  // namespace fa3::kernels

@@ -1,0 +1,16 @@
+// The real timeline of one CTA on the GPU: rows of the table compiled once more with config.trace. Part of the fa3
+// command, not of the library.
+#pragma once
+
+#include <vector>
+
+#include "hopper/sim/cta.hpp"
+#include "problem.hpp"
+
+namespace fa3::kernels {
+
+/// Copies the problem (host memory, f16, one row of forward_rows whose name starts with f16) to the current device,
+/// warms up, runs it once more and returns what CTA 0 did; problem.o receives the result. Throws Error.
+std::vector<simulator::Event> trace_forward(const ForwardProblem& problem, int row);
+
+}  // namespace fa3::kernels

@@ -1,0 +1,102 @@
+#include "simulate/forward.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "api/checks.hpp"
+#include "error.hpp"
+#include "hopper/sim/tensor_map.hpp"
+#include "kernels/arguments.hpp"
+#include "kernels/plan.hpp"
+#include "simulate/row.hpp"
+
+namespace fa3::simulator {
+namespace {
+
+template <int... rows>
+constexpr auto runners_of(std::integer_sequence<int, rows...>) {
+  return std::array<RowRunner (*)(), sizeof...(rows)>{&runner_of_row<rows>...};
+}
+RowRunner runner(int row) {
+  static constexpr auto runners = runners_of(std::make_integer_sequence<int, kernels::forward_row_count>());
+  return runners[std::size_t(row)]();
+}
+
+/// What strided_copy does on the GPU: the elements of `packed`'s distinct positions.
+void copy(const TensorRef& from, const TensorRef& to, const TensorRef& packed) {
+  const auto extent = [&](std::size_t i) { return packed.stride[i] == 0 ? 1 : packed.shape[i]; };
+  for (std::int64_t b = 0; b < extent(0); ++b)
+    for (std::int64_t s = 0; s < extent(1); ++s)
+      for (std::int64_t h = 0; h < extent(2); ++h) {
+        const auto row = [&](const TensorRef& tensor) {
+          return static_cast<std::uint16_t*>(tensor.data) + b * tensor.stride[0] + s * tensor.stride[1] +
+                 h * tensor.stride[2];
+        };
+        std::memcpy(row(to), row(from), std::size_t(packed.shape[3]) * sizeof(std::uint16_t));
+      }
+}
+
+struct AlignedDelete {
+  void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t(256)); }
+};
+
+}  // namespace
+
+ForwardRun forward(const ForwardProblem& problem, const Options& options, int row, int sm_count) {
+  ForwardRun run;
+  if (problem.o.empty()) return run;
+  kernels::ForwardPlan plan = kernels::plan_forward(problem);
+  if (row >= 0) {
+    const kernels::ForwardConfig& config = kernels::forward_rows[row].config;
+    if ((config.element == hopper::Element::f16) != (problem.dtype == FA3_F16) || problem.d > config.d ||
+        problem.d_v > config.d_v)
+      throw Error(FA3_INVALID_ARGUMENT,
+                  std::string("row ") + kernels::forward_rows[row].name + " does not fit this problem");
+    plan.row = row;
+  }
+  const std::unique_ptr<std::byte, AlignedDelete> workspace(
+      static_cast<std::byte*>(::operator new(plan.workspace_bytes, std::align_val_t(256))));
+  std::memset(workspace.get(), 0xff, plan.workspace_bytes);
+  constexpr std::int64_t l2_bytes = 50 << 20;
+  const attention::ForwardArguments args =
+      kernels::forward_arguments(problem, plan, workspace.get(), l2_bytes, &encode);
+  *args.next_tile = 0;
+  if (plan.q.copied) copy(problem.q, plan.q.tensor, plan.q.tensor);
+  if (plan.k.copied) copy(problem.k, plan.k.tensor, plan.k.tensor);
+  if (plan.v.copied) copy(problem.v, plan.v.tensor, plan.v.tensor);
+  run.ctas = std::min(args.order.count(), sm_count);
+  for (int cta = 0; cta < run.ctas; ++cta) {
+    Options own = options;
+    own.trace = options.trace && cta == 0;
+    runner(plan.row)(args, own, cta, run.ctas, run.counters, run.events);
+  }
+  if (plan.o.copied) copy(plan.o.tensor, problem.o, plan.o.tensor);
+  return run;
+}
+
+Status forward_as_device(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
+                         const std::optional<RowTensor>& lse, const ForwardOptions& options, Workspace, fa3_stream) {
+  fa3_forward_params params;
+  if (Status s = fa3::detail::forward_params(q, k, v, o, lse, options, params); !s) return s;
+  params.device = FA3_DEVICE_CUDA;  // what the simulator stands for: the same types and layouts
+  try {
+    forward(api::check_forward(&params), Options{});
+    return Status();
+  } catch (const Error& error) {
+    return Status(error.code, error.what());
+  } catch (const Failure& failure) {
+    return Status(FA3_INTERNAL, failure.what());
+  }
+}
+
+double estimate_seconds(const ForwardProblem& problem) {
+  // Measured: products run at about 3 GFLOP/s on one core, everything else about doubles that; a tile costs its padding
+  // too.
+  const double tiles = std::max(1.0, double((problem.seqlen_q + 127) / 128)) * double(problem.heads * problem.batch);
+  return problem.flops() * 2 / 3e9 + tiles * 0.02;
+}
+
+}  // namespace fa3::simulator

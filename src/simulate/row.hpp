@@ -1,0 +1,36 @@
+// One row of the kernel table, compiled for the simulator; see cmake/simulated_row.cpp.in.
+#pragma once
+
+#include <string>
+
+#include "attention/forward.hpp"
+#include "hopper/sim/cta.hpp"
+#include "kernels/configs.hpp"
+
+namespace fa3::simulator {
+
+/// Runs CTA `index` of `count`; adds to `counters` and, if the options say so, `events`.
+using RowRunner = void (*)(const attention::ForwardArguments& args, const Options& options, int index, int count,
+                           Counters& counters, std::vector<Event>& events);
+
+template <attention::ForwardConfig config>
+void run_cta(const attention::ForwardArguments& args, const Options& options, int index, int count, Counters& counters,
+             std::vector<Event>& events) {
+  using Shared = attention::Shared<config>;
+  Cta cta(options, index, count, config.threads(), sizeof(Shared));
+  Shared& shared = *reinterpret_cast<Shared*>(cta.shared());
+  shared.for_each_named([&](const char* name, int i, auto& object) {
+    cta.name_region(&object, sizeof(object), std::string(name) + "[" + std::to_string(i) + "]");
+  });
+  cta.name_warpgroup(0, "producer");
+  for (int i = 0; i < config.consumer_warpgroups(); ++i) cta.name_warpgroup(1 + i, "consumer " + std::to_string(i));
+  cta.run([&] { attention::forward<config>(shared, args); });
+  counters += cta.counters();
+  events.insert(events.end(), cta.events().begin(), cta.events().end());
+}
+
+/// The runner of a row of forward_rows; defined in the row's own source file.
+template <int row>
+RowRunner runner_of_row();
+
+}  // namespace fa3::simulator

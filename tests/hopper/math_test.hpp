@@ -1,0 +1,200 @@
+// exp2, log2, maximum, reductions over a quad, conversion to 16 bits.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "values.hpp"
+
+namespace fa3::hopper_test {
+
+struct Functions {
+  static constexpr int threads = 128;
+  struct Result {
+    float exp2, log2, maximum, quad_max, quad_sum;
+    std::uint32_t f16, bf16;
+  };
+  struct Arguments {
+    const float *x, *y;
+    int count;  // a multiple of 4: whole quads
+    Result* result;
+  };
+  struct Shared {};
+  HOPPER_FUNCTION static void run(Shared&, const Arguments& args) {
+    const int me = rank();
+    for (int first = 0; first < args.count; first += threads) {
+      // Every lane takes part in the reductions, those beyond the end with some quad's values.
+      const bool mine = first + me < args.count;
+      const int i = mine ? first + me : me % 4;
+      const float x = args.x[i], y = args.y[i];
+      const Result result{hopper::exp2(x),
+                          hopper::log2(x),
+                          hopper::maximum(x, y),
+                          hopper::quad_max(x),
+                          hopper::quad_sum(x),
+                          hopper::pack2<Element::f16>(x, y),
+                          hopper::pack2<Element::bf16>(x, y)};
+      if (mine) args.result[i] = result;
+    }
+  }
+};
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+constexpr float smallest_normal = 0x1p-126f;
+
+class Math : public MachineTest {
+ protected:
+  std::vector<Functions::Result> results(std::vector<float> x, std::vector<float> y) {
+    const std::size_t count = x.size();
+    x.resize((count + 3) / 4 * 4);
+    y.resize(x.size());
+    Buffer<float> xs(x), ys(y);
+    Buffer<Functions::Result> result(x.size(), {});
+    launch<Functions>({xs.data(), ys.data(), int(x.size()), result.data()});
+    std::vector<Functions::Result> got = result.read();
+    got.resize(count);
+    return got;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(, Math, modes(), ModeName());
+
+TEST_P(Math, Exp2AndLog2StayWithinTheirBounds) {
+  std::vector<float> x = {-infinity,
+                          -1000,
+                          -150,
+                          -149,
+                          -127.5f,
+                          -126.25f,
+                          -126,
+                          -125.99f,
+                          -1,
+                          -0.0f,
+                          0,
+                          0x1p-130f,
+                          -0x1p-140f,
+                          1,
+                          127,
+                          127.99999f,
+                          128,
+                          1000,
+                          infinity,
+                          not_a_number,
+                          0x1p-126f,
+                          0x1.fffffep127f,
+                          2,
+                          0.5f,
+                          0x1.fffffep-1f,
+                          0x1.000002p0f};
+  std::mt19937 random(1);
+  for (int i = 0; i < 400; ++i) {
+    const float unit = float(random()) * 0x1p-32f;
+    x.push_back(i % 2 ? 254 * unit - 126 : 4 * unit - 2);
+    x.push_back(std::ldexp(1 + unit, int(random() % 250) - 125));
+  }
+  const std::vector<Functions::Result> got = results(x, x);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    SCOPED_TRACE(testing::Message() << "x = " << x[i]);
+    const double exact = std::exp2(double(x[i]));
+    if (exact >= 0x1p128 || std::isnan(exact) || exact == 0) {
+      EXPECT_TRUE(same(got[i].exp2, float(exact))) << got[i].exp2;
+    } else {  // a result below the normal numbers may be flushed to 0
+      EXPECT_NEAR(got[i].exp2, exact, exact < smallest_normal ? exact : exact * 0x1p-22);
+    }
+    const double log = std::log2(double(x[i]));
+    if (std::abs(x[i]) > 0 && std::abs(x[i]) < smallest_normal) {  // may count as 0
+      EXPECT_TRUE(got[i].log2 == -infinity || same(got[i].log2, float(log))) << got[i].log2;
+    } else if (x[i] > 0 && x[i] < infinity) {
+      EXPECT_NEAR(got[i].log2, log, 0x1p-22 * (x[i] > 0.5f && x[i] < 2 ? 1 : std::abs(log)));
+    } else {
+      EXPECT_TRUE(same(got[i].log2, log)) << got[i].log2;
+    }
+  }
+}
+
+TEST_P(Math, MaximumAndQuadMaximumIgnoreNaN) {
+  const float values[] = {-infinity, -3, -0x1p-140f, 0, 2.5f, infinity, not_a_number};
+  std::vector<float> x, y;
+  for (const float a : values)
+    for (const float b : values)
+      for (const float c : values) {
+        const float quad[4] = {a, b, -3, c};
+        for (int i = 0; i < 4; ++i) {
+          x.push_back(quad[i]);
+          y.push_back(quad[(i + 1) % 4]);
+        }
+      }
+  x.insert(x.end(), 4, not_a_number);
+  y.insert(y.end(), 4, not_a_number);
+  const std::vector<Functions::Result> got = results(x, y);
+  const auto larger = [](float a, float b) { return std::isnan(a) ? b : std::isnan(b) ? a : a > b ? a : b; };
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    ASSERT_TRUE(same(got[i].maximum, larger(x[i], y[i]))) << x[i] << ", " << y[i] << ": " << got[i].maximum;
+    const float* quad = &x[i / 4 * 4];
+    const float expected = larger(larger(quad[0], quad[1]), larger(quad[2], quad[3]));
+    ASSERT_TRUE(same(got[i].quad_max, expected)) << "quad " << i / 4 << ", thread " << i % 4 << ": " << got[i].quad_max;
+  }
+}
+
+TEST_P(Math, QuadSumAddsFourThreads) {
+  std::vector<float> x;
+  for (const double value : integers(100, 4, 1000, 2).value) x.push_back(float(value));
+  const float special[][4] = {
+      {1, -infinity, 2, 3}, {infinity, 0, 0, -infinity}, {0, 0, not_a_number, 0}, {infinity, infinity, 1, 1}};
+  for (const auto& quad : special) x.insert(x.end(), quad, quad + 4);
+  const std::vector<Functions::Result> got = results(x, x);
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const float* quad = &x[i / 4 * 4];
+    ASSERT_TRUE(same(got[i].quad_sum, double(quad[0]) + quad[1] + quad[2] + quad[3]))
+        << "quad " << i / 4 << ": " << got[i].quad_sum;
+  }
+}
+
+/// The nearest 16-bit number by exhaustive search, ties to the even one; what rounds beyond the largest becomes
+/// infinite.
+inline std::uint16_t nearest(Element element, float x) {
+  const std::uint16_t sign = std::signbit(x) ? 0x8000 : 0;
+  const std::uint16_t infinite = element == Element::f16 ? 0x7c00 : 0x7f80;
+  const double magnitude = std::abs(double(x));
+  // The values grow with the bits: the first that is not below x, and the one before. Infinity stands where the next
+  // number would be.
+  const auto value = [&](std::uint16_t bits) {
+    return bits < infinite ? double(to_value(element, bits)) : element == Element::f16 ? 0x1p16 : 0x1p128;
+  };
+  std::uint16_t above = 0;
+  while (above < infinite && value(above) < magnitude) ++above;
+  if (above == 0 || value(above) <= magnitude) return sign | above;
+  const std::uint16_t below = std::uint16_t(above - 1);
+  const double to_above = value(above) - magnitude, to_below = magnitude - value(below);
+  return sign | (to_above < to_below || (to_above == to_below && above % 2 == 0) ? above : below);
+}
+
+TEST_P(Math, Pack2RoundsToNearestEven) {
+  for (const Element element : {Element::f16, Element::bf16}) {
+    SCOPED_TRACE(name(element));
+    std::vector<float> x = {0.0f,       -0.0f,       infinity,        -infinity,        65504,
+                            65519.996f, 65520,       -65536,          3.3895314e38f,    0x1.fffffep127f,
+                            0x1p-24f,   0x1p-25f,    0x1.000002p-25f, 0x1p-26f,         0x1p-133f,
+                            0x1p-134f,  0x1.8p-134f, 0x1p-149f,       -0x1.fffffep-127f};
+    std::mt19937 random(3);
+    for (int i = 0; i < 60; ++i) {  // a tie, and its neighbours
+      const auto bits = std::uint16_t(i < 8 ? i : random() % (element == Element::f16 ? 0x7bffu : 0x7f7fu));
+      const float tie = float((double(to_value(element, bits)) + to_value(element, std::uint16_t(bits + 1))) / 2);
+      for (const float y : {tie, std::nextafter(tie, infinity), std::nextafter(tie, 0.0f), -tie}) x.push_back(y);
+    }
+    std::vector<float> high(x.rbegin(), x.rend());
+    const std::vector<Functions::Result> got = results(x, high);
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const std::uint32_t packed = element == Element::f16 ? got[i].f16 : got[i].bf16;
+      ASSERT_EQ(packed & 0xffff, nearest(element, x[i])) << "low " << x[i];
+      ASSERT_EQ(packed >> 16, nearest(element, high[i])) << "high " << high[i];
+    }
+    const Functions::Result nan = results({not_a_number, 1, 1, 1}, {1, not_a_number, 1, 1})[0];
+    const std::uint32_t packed = element == Element::f16 ? nan.f16 : nan.bf16;
+    EXPECT_TRUE(std::isnan(to_value(element, std::uint16_t(packed))));
+    EXPECT_EQ(packed >> 16, to_bits(element, 1));
+  }
+}
+
+}  // namespace fa3::hopper_test

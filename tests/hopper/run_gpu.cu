@@ -1,0 +1,6 @@
+// The tests of the hopper layer on the GPU.
+#include "math_test.hpp"
+#include "matrix_move_test.hpp"
+#include "thread_test.hpp"
+#include "tma_test.hpp"
+#include "wgmma_test.hpp"
