@@ -21,6 +21,9 @@
 namespace fa3::cli {
 namespace {
 
+// The drawing fits into a source line behind its label.
+constexpr double text_columns = 98, cycles_per_column = 64;
+
 struct TraceOptions {
   std::string row = "f16_d128", device = "sim", out, picture;
   int seqlen = 640;
@@ -93,11 +96,16 @@ int trace(const TraceOptions& options) {
   if (!options.window.empty() && !(options.window[0] < options.window[1]))
     throw UsageError(
         fmt::format("--window is {} {}; the end must be after the begin", options.window[0], options.window[1]));
+  const bool simulated = options.device == "sim";
+  if (options.text && (!simulated || !options.out.empty() || !options.picture.empty()))
+    throw UsageError("--text draws the simulator's schedule and goes with neither --device cuda nor --out nor --svg");
   for (const std::string& path : {options.out, options.picture})
     if (!path.empty()) check_writable(path);
   SmallProblem small(config, options.seqlen, options.causal);
   std::vector<simulator::Event> events;
-  if (options.device == "sim") {
+  if (simulated) {
+    const double seconds = simulator::estimate_seconds(small.problem);
+    if (seconds > 2) fmt::print("this will take about {:.0f} s\n", seconds);
     simulator::Options sim;
     sim.completion = simulator::Completion::timed;
     sim.trace = true;
@@ -126,7 +134,7 @@ int trace(const TraceOptions& options) {
     begin = end;
     for (const simulator::Event& event : events)
       if (event.track == "tensor core") begin = std::min(begin, event.begin);
-    fmt::print("{}", simulator::text_drawing(events, begin, begin + 6272, 64));
+    fmt::print("{}", simulator::text_drawing(events, begin, begin + text_columns * cycles_per_column, cycles_per_column));
     return exit_ok;
   }
   if (!options.window.empty()) {
@@ -153,7 +161,7 @@ void add_trace(CLI::App& app, Action& action) {
   command->add_flag("--causal", options->causal, "Causal mask");
   command
       ->add_option("--device", options->device,
-                   "sim: the simulator, in modelled cycles; cuda: one CTA on the GPU, in its cycles")
+                   "sim: the simulator, in modelled cycles; cuda (or gpu): one CTA on the GPU, in its cycles")
       ->option_text("DEVICE")
       ->check(CLI::IsMember({"sim", "cuda", "gpu"}))
       ->capture_default_str();

@@ -2,7 +2,8 @@
  *
  *   O = softmax(softmax_scale * Q K^T + mask) V,   LSE = log(sum(exp(softmax_scale * Q K^T + mask)))
  *
- * No function throws, aborts, allocates device memory or synchronises a stream. Every function that returns a
+ * No function throws or aborts, and once a device's kernels are loaded (fa3_init, or the first call that needs them) none allocates
+ * device memory or synchronises. Every function that returns a
  * status leaves the reason of a failure in fa3_last_error() of the calling thread. All functions are thread-safe.
  */
 #ifndef FA3_FA3_H
@@ -86,7 +87,7 @@ typedef struct fa3_forward_params {
   float* lse; /* optional (NULL): [batch, heads, seqlen_q], written; natural logarithm, -inf for rows without keys */
   int64_t lse_stride[3]; /* elements, for batch, head, row */
 
-  float softmax_scale;       /* finite; used only if softmax_scale_set, any value including 0 and negative ones */
+  float softmax_scale;       /* at most 2^64 in size; used only if softmax_scale_set, 0 and negative values included */
   int32_t softmax_scale_set; /* 0: softmax_scale is 1 / sqrt(d) */
 } fa3_forward_params;
 
@@ -108,7 +109,7 @@ FA3_API fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, 
 
 /* Enqueues the forward pass on `stream` (NULL: the default stream). `workspace`: device memory, 256-byte aligned, with
  * any content; it may be reused once the work is done. May be captured into a CUDA graph and replayed. If a status
- * other than FA3_OK is returned nothing was written. On the cpu device `workspace` and `stream` are ignored. */
+ * other than FA3_OK is returned nothing was written; only after FA3_CUDA_ERROR O and LSE may be in part. On the cpu device `workspace` and `stream` are ignored. */
 FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t workspace_bytes,
                                fa3_stream stream);
 

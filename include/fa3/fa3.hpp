@@ -84,7 +84,7 @@ inline Status forward_params(const ConstTensor& q, const ConstTensor& k, const C
 
   const Device device = resolve(q.device);
   const auto same_device = [&](Device other, const char* name) {
-    if (resolve(other) == device) return Status();
+    if (other == q.device || resolve(other) == device) return Status();
     return Status(FA3_INVALID_ARGUMENT, std::string(name) + ": is on another device than q");
   };
   if (Status s = same_device(k.device, "k"); !s) return s;

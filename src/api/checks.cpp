@@ -48,7 +48,7 @@ std::array<int64_t, rank> check_strides(const char* name, const std::array<int64
   for (std::size_t i = 0; i < rank; ++i) {
     if (shape[i] <= 1) continue;
     if (stride[i] < 0)
-      invalid(string(name) + ".stride[" + to_string(i) + "] is " + to_string(stride[i]) +
+      invalid(string(name) + "[" + to_string(i) + "] is " + to_string(stride[i]) +
               "; negative strides are not allowed");
     result[i] = stride[i];
   }
@@ -65,7 +65,7 @@ TensorRef check_tensor(const char* name, const fa3_tensor& tensor, std::array<in
   TensorRef ref{tensor.data, shape, {}};
   if (tensor.reserved != 0) invalid(string(name) + ".reserved is " + to_string(tensor.reserved) + "; it must be 0");
   if (ref.empty()) return ref;
-  ref.stride = check_strides(name, shape, tensor.stride);
+  ref.stride = check_strides((string(name) + ".stride").c_str(), shape, tensor.stride);
   if (ref.stride[3] != 1)
     invalid(string(name) + ".stride[3] is " + to_string(ref.stride[3]) +
             "; the last dimension must be contiguous (stride 1)");
@@ -93,7 +93,7 @@ void check_distinct(const char* name, std::array<int64_t, rank> shape, std::arra
   for (std::size_t i : order) {
     if (shape[i] <= 1) continue;
     if (stride[i] < inside)
-      invalid(string(name) + ".stride[" + to_string(i) + "] is " + to_string(stride[i]) +
+      invalid(string(name) + "[" + to_string(i) + "] is " + to_string(stride[i]) +
               "; elements of an output must not overlap, so it must be at least " + to_string(inside));
     inside += (shape[i] - 1) * stride[i];
   }
@@ -200,13 +200,13 @@ ForwardProblem check_forward(const fa3_forward_params* params) {
   const int64_t bytes_each = int64_t(element_bytes(p.dtype));
   const std::array<int64_t, 3> lse_shape = {p.batch, p.heads, p.seqlen_q};
   if (!p.o.empty()) {
-    check_distinct("o", p.o.shape, p.o.stride);
+    check_distinct("o.stride", p.o.shape, p.o.stride);
     if (params->lse != nullptr) {
       check_pointer("lse", params->lse, sizeof(float));
       p.lse = params->lse;
-      p.lse_stride = check_strides("lse", lse_shape, params->lse_stride);
+      p.lse_stride = check_strides("lse_stride", lse_shape, params->lse_stride);
       check_reach("lse", lse_shape, p.lse_stride, sizeof(float));
-      check_distinct("lse", lse_shape, p.lse_stride);
+      check_distinct("lse_stride", lse_shape, p.lse_stride);
     }
     std::vector<std::pair<const char*, ByteBox>> outputs = {
         {"o", byte_box(p.o.data, p.o.shape, p.o.stride, bytes_each)}};
@@ -226,6 +226,8 @@ ForwardProblem check_forward(const fa3_forward_params* params) {
   p.softmax_scale = params->softmax_scale_set ? params->softmax_scale : float(1.0 / std::sqrt(double(p.d)));
   if (!std::isfinite(p.softmax_scale))
     invalid("softmax_scale is " + to_string(p.softmax_scale) + "; it must be finite");
+  if (std::abs(p.softmax_scale) > 0x1p64f)
+    invalid("softmax_scale is " + to_string(p.softmax_scale) + "; its size must be at most 2^64");
   return p;
 }
 

@@ -230,14 +230,19 @@ class Consumer {
       S s;
       P p;
       // [4] [5] First block: S(0) = Q K(0)^T and its softmax; there is no O to rescale yet.
+      const int block = walk.block(0);
+      stamp_(Mark::turn_wanted, block);
       turn_.take();
+      stamp_(Mark::turn_taken, block);
       issue_s(s);
       turn_.pass();
       hopper::wgmma_wait<0>(s);
+      stamp_(Mark::s_ready, block);
       release_k();
-      apply_mask(s, args_, first_row, walk.block(0) * config.tile_kv);
+      apply_mask(s, args_, first_row, block * config.tile_kv);
       softmax.update(s);
       convert<element>(p, s);
+      stamp_(Mark::softmax_done, block);
 
       int i = 1;
       HOPPER_NO_UNROLL
@@ -249,8 +254,10 @@ class Consumer {
       if constexpr (!config.o_over_q) {
         release(shared_.q_empty[q_.stage]);
       }
+      stamp_(Mark::s_issued, 0);
       issue_pv(o, p);
       hopper::wgmma_wait<0>(o);
+      stamp_(Mark::o_ready, 0);
       release_v();
     } else if constexpr (!config.o_over_q) {
       release(shared_.q_empty[q_.stage]);
@@ -323,8 +330,10 @@ HOPPER_FUNCTION void forward(Shared<config>& shared, const ForwardArguments& arg
   const bool leader = warpgroup == 0 && hopper::warp_of_warpgroup() == 0 && hopper::elect_one();
   if (leader) {
     hopper::prefetch(args.q);
-    hopper::prefetch(args.k);
-    hopper::prefetch(args.v);
+    if (args.mask.seqlen_k > 0) {
+      hopper::prefetch(args.k);
+      hopper::prefetch(args.v);
+    }
     hopper::prefetch(args.o);
     shared.init_barriers();
   }

@@ -24,7 +24,7 @@ struct Mask {
   /// sees all.
   constexpr Interval visible(int row) const {
     if (!causal) return {0, seqlen_k};
-    return {0, clamp(row + 1 + seqlen_k - seqlen_q, 0, seqlen_k)};
+    return {0, clamp(row + 1 + (seqlen_k - seqlen_q), 0, seqlen_k)};
   }
 };
 
@@ -35,15 +35,21 @@ struct BlockWalk {
   int full_begin, full_end;  // blocks every row sees whole
 
   /// Rows [first_row, first_row + rows), clipped to the sequence. `all_edges`: treat every block as an edge block.
-  constexpr BlockWalk(const Mask& mask, int first_row, int rows, int tile_kv, bool all_edges) {
-    const int last_row = minimum(first_row + rows, mask.seqlen_q) - 1;
-    const Interval top = mask.visible(first_row), bottom = mask.visible(last_row);
+  constexpr BlockWalk(const Mask& mask, int first_row, int rows, int tile_kv, bool all_edges)
+      : BlockWalk(mask.visible(first_row), mask.visible(first_row + minimum(rows, mask.seqlen_q - first_row) - 1), tile_kv,
+                  all_edges) {}
+
+  /// `top`, `bottom`: what the first and the last row see.
+  constexpr BlockWalk(Interval top, Interval bottom, int tile_kv, bool all_edges) {
     begin = top.first / tile_kv;
-    end = maximum((bottom.end + tile_kv - 1) / tile_kv, begin);
-    full_begin = clamp((bottom.first + tile_kv - 1) / tile_kv, begin, end);
+    end = maximum(blocks_up_to(bottom.end, tile_kv), begin);
+    full_begin = clamp(blocks_up_to(bottom.first, tile_kv), begin, end);
     full_end = clamp(top.end / tile_kv, full_begin, end);
     if (all_edges) full_begin = full_end = begin;
   }
+
+  /// Blocks that hold keys [0, key); key near 2^31 must not overflow.
+  static constexpr int blocks_up_to(int key, int tile_kv) { return key / tile_kv + (key % tile_kv != 0); }
 
   constexpr int count() const { return end - begin; }
   /// The first edges() blocks of the walk need the mask.

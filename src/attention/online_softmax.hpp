@@ -22,6 +22,7 @@ struct Rescale {
 class OnlineSoftmax {
  public:
   HOPPER_FUNCTION explicit OnlineSoftmax(const Scale& scale) : scale_(scale) {}
+  OnlineSoftmax(const Scale&&) = delete;  // it is kept by reference
 
   /// S [64 x columns] becomes P (still f32); m and l take the block in. Returns the factor for O.
   template <int columns>
@@ -49,11 +50,11 @@ class OnlineSoftmax {
         HOPPER_UNROLL
         for (int e = 0; e < 2; ++e) {
           float& x = s.value[4 * j + 2 * r + e];
-          x = hopper::exp2(x * scale - finite_m);
+          x = hopper::exp2(hopper::fma(x, scale, -finite_m));
           sum += x;
         }
       }
-      l_[r] = l_[r] * rescale.factor[r] + sum;
+      l_[r] = hopper::fma(l_[r], rescale.factor[r], sum);
     }
     return rescale;
   }

@@ -171,11 +171,12 @@ Graph::Graph(const Work& work) {
   const Status status = work(stream.stream);
   cudaGraph_t captured = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream.stream, &captured);
+  cudaGraphExec_t executable = nullptr;
+  cudaError_t instantiated = cudaSuccess;
+  if (status && ended == cudaSuccess) instantiated = cudaGraphInstantiate(&executable, captured, 0);
+  if (captured) cudaGraphDestroy(captured);
   require(status);
   require(ended, "cudaStreamEndCapture");
-  cudaGraphExec_t executable = nullptr;
-  const cudaError_t instantiated = cudaGraphInstantiate(&executable, captured, 0);
-  cudaGraphDestroy(captured);
   require(instantiated, "cudaGraphInstantiate");
   graph_ = executable;
 }

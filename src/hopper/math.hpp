@@ -14,6 +14,8 @@ HOPPER_FUNCTION float exp2(float x);
 /// log2(x), absolute error 2^-22 where 0.5 < x < 2, else relative error 2^-22; a subnormal x may count as 0. PTX:
 /// lg2.approx.ftz.f32.
 HOPPER_FUNCTION float log2(float x);
+/// a * b + c, rounded once. PTX: fma.rn.f32.
+HOPPER_FUNCTION float fma(float a, float b, float c);
 /// Maximum that ignores a NaN operand. PTX: max.f32.
 HOPPER_FUNCTION float maximum(float a, float b);
 /// Over the four threads of a quad (lanes 4i..4i+3), which hold one accumulator row; all four get the result.

@@ -30,14 +30,6 @@ hopper::TensorMap tensor_map(const char* name, const TensorRef& tensor, hopper::
   return map;
 }
 
-attention::Scale softmax_scale(float scale) {
-  const float log2_e = 1.44269504088896f;
-  if (scale == 0.0f) return {1.0f, 1.0f, 0.0f};
-  const float scale_log2 = std::min(std::abs(scale) * log2_e, 0x1p126f);
-  const float power = std::ldexp(1.0f, int(std::ceil(std::log2(scale_log2))));
-  return {scale_log2, std::max(power, scale_log2), scale > 0 ? 1.0f : -1.0f};
-}
-
 attention::TileOrder tile_order(const ForwardProblem& problem, int tile_q, std::int64_t l2_bytes) {
   // Half of L2 for the section's K and V: the rest holds Q, O and what other CTAs have not let go of yet.
   const std::int64_t kv_bytes = std::max<std::int64_t>(1, problem.seqlen_k * (problem.d + problem.d_v) * 2);
@@ -53,6 +45,16 @@ attention::TileOrder tile_order(const ForwardProblem& problem, int tile_q, std::
 }
 
 }  // namespace
+
+attention::Scale kernel_scale(float scale) {
+  const float log2_e = 1.44269504088896f;
+  if (scale == 0.0f) return {1.0f, 1.0f, 0.0f};
+  const float scale_log2 = std::abs(scale) * log2_e;
+  int exponent = 0;
+  const float fraction = std::frexp(scale_log2, &exponent);  // [0.5, 1)
+  const float power_of_two = std::ldexp(1.0f, fraction == 0.5f ? exponent - 1 : exponent);
+  return {scale_log2, power_of_two, scale > 0 ? 1.0f : -1.0f};
+}
 
 attention::ForwardArguments forward_arguments(const ForwardProblem& problem, ForwardPlan& plan, void* workspace,
                                               std::int64_t l2_bytes, TensorMapEncoder encode) {
@@ -70,7 +72,7 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
   args.mask = {int(problem.seqlen_q), int(problem.seqlen_k), problem.causal};
   args.order = tile_order(problem, config.tile_q, l2_bytes);
   args.group = int(problem.group());
-  args.scale = softmax_scale(problem.softmax_scale);
+  args.scale = kernel_scale(problem.softmax_scale);
   args.next_tile = static_cast<unsigned*>(workspace);
   return args;
 }

@@ -12,6 +12,9 @@ namespace fa3::kernels {
 /// Makes a backend's tensor map: the driver's, or the simulator's. May throw.
 using TensorMapEncoder = hopper::TensorMap (*)(const hopper::TensorMapSpec&);
 
+/// The kernel's form of a softmax_scale of at most 2^64 in size.
+attention::Scale kernel_scale(float softmax_scale);
+
 /// Points the plan's copied tensors into `workspace` and fills in everything the kernel needs. `l2_bytes` sizes the
 /// sections of heads the scheduler keeps together; the scheduler's counter is the first word of the workspace and must
 /// be 0 at launch.

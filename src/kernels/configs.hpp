@@ -19,7 +19,7 @@ struct ForwardRow {
 };
 
 // Rows of one type stand in the order of their head dims: dispatch takes the first that is large enough.
-// Why 80 keys at d = 256: S and O take 40 + 128 registers of the 240, and two stages of K and V fit beside Q.
+// Why 80 keys at d = 256: S and O take 40 + 128 registers of the 232, and two stages of K and V fit beside Q.
 // clang-format off
 inline constexpr ForwardRow forward_rows[] = {
     // name       element          d    d_v  tile_q tile_kv stages q_buffers o_over_q turns
@@ -40,16 +40,19 @@ constexpr bool all_valid() {
 }
 static_assert(all_valid());
 
-/// Index of the row for this type and these head dims; features up to the row's are padded with zeros by TMA. -1: none.
+/// Whether a row takes this type and these head dims; TMA pads features up to the row's with zeros.
+constexpr bool fits(const ForwardConfig& row, fa3_dtype dtype, std::int64_t d, std::int64_t d_v) {
+  return (row.element == Element::f16 ? FA3_F16 : FA3_BF16) == dtype && d <= row.d && d_v <= row.d_v;
+}
+
+/// Index of the first row that fits. -1: none.
 constexpr int select_forward_row(fa3_dtype dtype, std::int64_t d, std::int64_t d_v) {
-  for (int i = 0; i < forward_row_count; ++i) {
-    const ForwardConfig& c = forward_rows[i].config;
-    if ((c.element == Element::f16 ? FA3_F16 : FA3_BF16) == dtype && d <= c.d && d_v <= c.d_v) return i;
-  }
+  for (int i = 0; i < forward_row_count; ++i)
+    if (fits(forward_rows[i].config, dtype, d, d_v)) return i;
   return -1;
 }
 
-/// Bytes of the tiles in shared memory; barriers add less than a kilobyte.
+/// Bytes of the tiles in shared memory; barriers add less than a kilobyte (checked in simulate/row.hpp).
 constexpr int shared_tile_bytes(const ForwardConfig& c) {
   return 2 *
          (c.q_buffers * c.tile_q * c.d + c.stages * c.tile_kv * (c.d + c.d_v) + (c.o_over_q ? 0 : c.tile_q * c.d_v));

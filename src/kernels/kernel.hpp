@@ -4,9 +4,10 @@
 namespace fa3::kernels {
 
 struct ForwardKernel {
-  const void* function;  // for cudaLaunchKernelExC
+  const void* function;  // for cudaLaunchKernel
   int threads;
   int shared_bytes;
+  int registers;  // of all threads together after the hand-over
 };
 
 /// The kernel of a row of forward_rows; defined in the row's own source file.

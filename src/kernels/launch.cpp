@@ -41,6 +41,21 @@ ForwardKernel kernel_of_row(int row) {
   return kernels[row]();
 }
 
+/// Loads the kernel into the current context and allows it its shared memory.
+void allow_shared_memory(const ForwardKernel& kernel) {
+  check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
+        "cudaFuncSetAttribute");
+}
+
+/// setmaxnreg moves registers within what the launch allocates; were that less than the roles claim, the kernel would wait for ever.
+void check_registers(const ForwardKernel& kernel, const char* row) {
+  cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes");
+  if (attributes.numRegs * kernel.threads < kernel.registers)
+    throw Error(FA3_INTERNAL, string("row ") + row + " was compiled to " + to_string(attributes.numRegs) +
+                                  " registers per thread at entry; its roles need " + to_string(kernel.registers) + " in all");
+}
+
 /// What the launcher needs to know of a device on which all kernels are loaded.
 struct Device {
   int sm_count = 0;
@@ -54,9 +69,8 @@ Device prepare(int device) {
   check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   api::check_capability(major, minor, properties.name);
   for (int row = 0; row < forward_row_count; ++row) {
-    const ForwardKernel kernel = kernel_of_row(row);
-    check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
-          "cudaFuncSetAttribute");
+    allow_shared_memory(kernel_of_row(row));
+    check_registers(kernel_of_row(row), forward_rows[row].name);
   }
   cudaFuncAttributes attributes;
   check(cudaFuncGetAttributes(&attributes, strided_copy_kernel()), "cudaFuncGetAttributes");
@@ -107,10 +121,9 @@ StridedCopy copy_between(const TensorRef& from, const TensorRef& to, const Tenso
   return copy;
 }
 
-/// Everything of forward(); `traced`: the kernel to take instead of the row's.
-void launch(const ForwardKernel* traced, const ForwardProblem& problem, void* workspace, std::size_t workspace_bytes,
+/// Everything of forward() with this plan and a kernel of its row's shape.
+void launch(const ForwardKernel& kernel, ForwardPlan plan, const ForwardProblem& problem, void* workspace, std::size_t workspace_bytes,
             fa3_stream stream, attention::Stamp* stamps) {
-  ForwardPlan plan = plan_forward(problem);
   check_workspace(workspace, workspace_bytes, plan.workspace_bytes);
   const auto [device, device_info] = current_device();
   const std::pair<const char*, const void*> pointers[] = {{"q.data", problem.q.data},
@@ -124,6 +137,7 @@ void launch(const ForwardKernel* traced, const ForwardProblem& problem, void* wo
   attention::ForwardArguments args =
       forward_arguments(problem, plan, workspace, device_info.l2_bytes, encode_tensor_map);
   args.stamps = stamps;
+  allow_shared_memory(kernel);  // again at every launch: it belongs to the context, of which a device may have several
   const auto copy = [&](const TensorRef& from, const TensorRef& to, const TensorRef& packed) {
     check(cudaError_t(launch_strided_copy(copy_between(from, to, packed), stream)), "launch of strided_copy");
   };
@@ -132,7 +146,6 @@ void launch(const ForwardKernel* traced, const ForwardProblem& problem, void* wo
   if (plan.k.copied) copy(problem.k, plan.k.tensor, plan.k.tensor);
   if (plan.v.copied) copy(problem.v, plan.v.tensor, plan.v.tensor);
 
-  const ForwardKernel kernel = traced ? *traced : kernel_of_row(plan.row);
   void* arguments[] = {&args};
   const unsigned ctas = unsigned(std::min(args.order.count(), device_info.sm_count));
   check(cudaLaunchKernel(kernel.function, dim3(ctas), dim3(unsigned(kernel.threads)), arguments,
@@ -153,24 +166,27 @@ void init(int device) {
   if (device < 0 || device >= count)
     throw Error(FA3_INVALID_ARGUMENT,
                 "cuda_device is " + to_string(device) + "; this process sees " + to_string(count) + " CUDA devices");
-  check(cudaSetDevice(device), "cudaSetDevice");
+  // cudaSetDevice would replace another context of the same device by its primary one.
+  const bool switches = device != previous;
+  if (switches) check(cudaSetDevice(device), "cudaSetDevice");
   try {
     current_device();
     find_tensor_map_encoder();
   } catch (...) {
-    cudaSetDevice(previous);
+    if (switches) cudaSetDevice(previous);
     throw;
   }
-  check(cudaSetDevice(previous), "cudaSetDevice");
+  if (switches) check(cudaSetDevice(previous), "cudaSetDevice");
 }
 
 void forward(const ForwardProblem& problem, void* workspace, std::size_t workspace_bytes, fa3_stream stream) {
-  launch(nullptr, problem, workspace, workspace_bytes, stream, nullptr);
+  const ForwardPlan plan = plan_forward(problem);
+  launch(kernel_of_row(plan.row), plan, problem, workspace, workspace_bytes, stream, nullptr);
 }
 
-void forward_with(const ForwardKernel& kernel, const ForwardProblem& problem, void* workspace,
-                  std::size_t workspace_bytes, fa3_stream stream, attention::Stamp* stamps) {
-  launch(&kernel, problem, workspace, workspace_bytes, stream, stamps);
+void forward_traced(const ForwardKernel& kernel, int row, const ForwardProblem& problem, void* workspace,
+                    std::size_t workspace_bytes, fa3_stream stream, attention::Stamp* stamps) {
+  launch(kernel, plan_forward(problem, row), problem, workspace, workspace_bytes, stream, stamps);
 }
 
 }  // namespace fa3::kernels

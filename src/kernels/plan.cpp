@@ -56,12 +56,15 @@ bool tma_can_address(const TensorRef& tensor) {
   return true;
 }
 
-ForwardPlan plan_forward(const ForwardProblem& problem) {
+ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
   ForwardPlan plan;
-  plan.row = select_forward_row(problem.dtype, problem.d, problem.d_v);
+  plan.row = row < 0 ? select_forward_row(problem.dtype, problem.d, problem.d_v) : row;
   if (plan.row < 0)
     throw Error(FA3_NOT_SUPPORTED, "no kernel for this dtype with d = " + std::to_string(problem.d) +
                                        ", d_v = " + std::to_string(problem.d_v));
+  if (!fits(forward_rows[plan.row].config, problem.dtype, problem.d, problem.d_v))
+    throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + forward_rows[plan.row].name + " does not fit d = " +
+                                          std::to_string(problem.d) + ", d_v = " + std::to_string(problem.d_v) + " and this dtype");
   const std::int64_t tile_q = forward_rows[plan.row].config.tile_q;
   const std::int64_t longest = (std::int64_t(1) << 31) - 1024;
   for (const auto& [length, name] : {std::pair{problem.seqlen_q, "seqlen_q"}, {problem.seqlen_k, "seqlen_k"}})

@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "kernels/cuda_check.hpp"
 #include "kernels/forward_kernel.cuh"
 #include "kernels/launch.hpp"
 #include "kernels/plan.hpp"
@@ -21,10 +22,6 @@ struct TracedRow {
   static constexpr ForwardConfig config = traced(forward_rows[index].config);
 };
 
-void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess) throw Error(FA3_CUDA_ERROR, std::string(what) + ": " + cudaGetErrorString(error));
-}
-
 /// Device memory for the length of a scope.
 struct DeviceMemory {
   void* data = nullptr;
@@ -35,7 +32,8 @@ struct DeviceMemory {
 
 ForwardKernel traced_kernel(int row) {
   // f16 stands for both types: they differ only in the instructions' type suffix.
-  static_assert(forward_rows[0].config.element == Element::f16 && forward_rows[2].config.element == Element::f16);
+  static_assert(forward_rows[0].config.element == Element::f16 && forward_rows[1].config.element == Element::f16 &&
+                forward_rows[2].config.element == Element::f16);
   switch (row) {
     case 0: return kernel_of<TracedRow<0>>();
     case 1: return kernel_of<TracedRow<1>>();
@@ -49,8 +47,6 @@ ForwardKernel traced_kernel(int row) {
 
 std::vector<simulator::Event> trace_forward(const ForwardProblem& problem, int row) {
   const ForwardKernel kernel = traced_kernel(row);
-  check(cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
-        "cudaFuncSetAttribute");
   const auto bytes = [](const TensorRef& tensor) {
     return std::size_t(tensor.shape[1] * tensor.shape[2] * tensor.shape[3]) * 2;
   };
@@ -71,7 +67,7 @@ std::vector<simulator::Event> trace_forward(const ForwardProblem& problem, int r
   DeviceMemory recorded(stamps.size() * sizeof(attention::Stamp));
   for (int run = 0; run < 2; ++run) {  // the first one warms up caches and clocks
     check(cudaMemset(recorded.data, 0, stamps.size() * sizeof(attention::Stamp)), "cudaMemset");
-    forward_with(kernel, on_device, workspace.data, workspace_bytes, nullptr,
+    forward_traced(kernel, row, on_device, workspace.data, workspace_bytes, nullptr,
                  static_cast<attention::Stamp*>(recorded.data));
     check(cudaDeviceSynchronize(), "the traced kernel");
   }

@@ -48,15 +48,7 @@ struct AlignedDelete {
 ForwardRun forward(const ForwardProblem& problem, const Options& options, int row, int sm_count) {
   ForwardRun run;
   if (problem.o.empty()) return run;
-  kernels::ForwardPlan plan = kernels::plan_forward(problem);
-  if (row >= 0) {
-    const kernels::ForwardConfig& config = kernels::forward_rows[row].config;
-    if ((config.element == hopper::Element::f16) != (problem.dtype == FA3_F16) || problem.d > config.d ||
-        problem.d_v > config.d_v)
-      throw Error(FA3_INVALID_ARGUMENT,
-                  std::string("row ") + kernels::forward_rows[row].name + " does not fit this problem");
-    plan.row = row;
-  }
+  kernels::ForwardPlan plan = kernels::plan_forward(problem, row);
   const std::unique_ptr<std::byte, AlignedDelete> workspace(
       static_cast<std::byte*>(::operator new(plan.workspace_bytes, std::align_val_t(256))));
   std::memset(workspace.get(), 0xff, plan.workspace_bytes);

@@ -17,6 +17,7 @@ template <attention::ForwardConfig config>
 void run_cta(const attention::ForwardArguments& args, const Options& options, int index, int count, Counters& counters,
              std::vector<Event>& events) {
   using Shared = attention::Shared<config>;
+  static_assert(sizeof(Shared) <= kernels::shared_tile_bytes(config) + 1024 && sizeof(Shared) <= 227 * 1024);
   Cta cta(options, index, count, config.threads(), sizeof(Shared));
   Shared& shared = *reinterpret_cast<Shared*>(cta.shared());
   shared.for_each_named([&](const char* name, int i, auto& object) {

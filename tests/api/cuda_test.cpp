@@ -1,7 +1,9 @@
 // The cuda device: the words where there is none, and the refusals that need one.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -144,7 +146,70 @@ TEST_F(CudaDevice, HostPointerIsRefused) {
     EXPECT_NE(message.find("host"), std::string::npos) << message;
     tensor->data = device;
   }
+  float* device_lse = std::exchange(data.params.lse, data.lse.data());
+  EXPECT_EQ(fa3_forward(&data.params, workspace, bytes, nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(fa3_last_error()).rfind("lse", 0), 0u) << fa3_last_error();
+  data.params.lse = device_lse;
+  alignas(256) static char host_workspace[1 << 16];
+  EXPECT_EQ(fa3_forward(&data.params, host_workspace, sizeof(host_workspace), nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(fa3_last_error()).rfind("workspace", 0), 0u) << fa3_last_error();
   EXPECT_TRUE(gpu.outputs_untouched());
+}
+
+// Eight threads with streams, workspaces and outputs of their own: all get the bits of a lone call.
+TEST_F(CudaDevice, ThreadsDoNotDisturbEachOther) {
+  ProblemData data;
+  std::uint16_t next = 0;
+  for (auto* input : {&data.q, &data.k, &data.v})
+    for (std::uint16_t& x : *input) x = std::uint16_t(0x3000 + (next += 7919) % 0x0c00);  // f16 from 0.125 to 1
+  OnGpu gpu(data);
+  std::size_t bytes = 0;
+  ASSERT_EQ(fa3_forward_workspace_size(&data.params, &bytes), FA3_OK) << fa3_last_error();
+  const std::size_t o_bytes = data.o.size() * sizeof(data.o[0]);
+  const auto call = [&](void* o, void* workspace, cudaStream_t stream) {
+    fa3_forward_params params = data.params;
+    params.o.data = o;
+    params.lse = nullptr;
+    return fa3_forward(&params, workspace, bytes, stream);
+  };
+  constexpr int threads = 8, calls = 50;
+  std::vector<void*> outputs, workspaces;
+  for (int i = 0; i <= threads; ++i) {
+    outputs.push_back(gpu.allocate(o_bytes));
+    workspaces.push_back(gpu.allocate(bytes));
+    ASSERT_EQ(cudaMemset(outputs.back(), 0xff, o_bytes), cudaSuccess);
+  }
+  ASSERT_EQ(call(outputs[threads], workspaces[threads], nullptr), FA3_OK) << fa3_last_error();
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  std::atomic<int> failures = 0;
+  {
+    std::vector<std::jthread> running;
+    for (int i = 0; i < threads; ++i)
+      running.emplace_back([&, i] {
+        cudaStream_t stream;
+        failures += cudaStreamCreate(&stream) != cudaSuccess;
+        for (int n = 0; n < calls; ++n) failures += call(outputs[std::size_t(i)], workspaces[std::size_t(i)], stream) != FA3_OK;
+        failures += cudaStreamSynchronize(stream) != cudaSuccess;
+        cudaStreamDestroy(stream);
+      });
+  }
+  EXPECT_EQ(failures, 0);
+  const auto bits = [&](int i) {
+    std::vector<std::uint16_t> host(o_bytes / 2);
+    EXPECT_EQ(cudaMemcpy(host.data(), outputs[std::size_t(i)], o_bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+    return host;
+  };
+  for (int i = 0; i < threads; ++i) EXPECT_EQ(bits(i), bits(threads)) << "thread " << i;
+}
+
+TEST_F(CudaDevice, InitLeavesTheCurrentDeviceAlone) {
+  int before = -1, after = -1;
+  ASSERT_EQ(cudaGetDevice(&before), cudaSuccess);
+  EXPECT_EQ(fa3_init(before), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(fa3_init(1 << 20), FA3_INVALID_ARGUMENT);
+  EXPECT_NE(std::string(fa3_last_error()).find("1048576"), std::string::npos) << fa3_last_error();
+  ASSERT_EQ(cudaGetDevice(&after), cudaSuccess);
+  EXPECT_EQ(before, after);
 }
 
 TEST_F(CudaDevice, PointerOfAnotherDeviceIsRefused) {

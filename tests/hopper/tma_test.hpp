@@ -152,10 +152,10 @@ struct StoreBoxes {
 
 /// Boxes that cover a tensor and reach over its edges, and some outside it.
 inline std::vector<Coordinates> cover(const Tensor& tensor, int box_rows, int features) {
-  std::vector<Coordinates> at = {{0, 0, tensor.extent[2], 0}, {0, 0, 0, -1}, {tensor.extent[0], 0, 0, 0}};
+  std::vector<Coordinates> at = {{0, 0, tensor.extent[2], 0}, {0, 0, 0, tensor.extent[3]}, {tensor.extent[0], 0, 0, 0}};
   for (int batch = 0; batch < tensor.extent[3]; ++batch)
     for (int head = 0; head < tensor.extent[2]; ++head)
-      for (int row = -3; row < tensor.extent[1]; row += box_rows)
+      for (int row = 0; row < tensor.extent[1]; row += box_rows)
         for (int feature = 0; feature < tensor.extent[0]; feature += features)
           at.push_back({feature, row, head, batch});
   return at;

@@ -65,6 +65,41 @@ TEST(BlockWalk, VisitsWhatIsVisibleOnce) {
   }
 }
 
+TEST(BlockWalk, HasALeftEdgeIfTheMaskHas) {
+  std::mt19937 random(3);
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  int left_edges = 0;
+  for (int i = 0; i < 5000; ++i) {
+    const int tile_kv = 16 * draw(1, 8);
+    const Interval top{draw(0, 500), draw(0, 900)};
+    const Interval bottom{draw(top.first, 600), draw(top.end, 1000)};
+    const BlockWalk walk(top, bottom, tile_kv, false);
+    std::set<int> visited;
+    int previous = -1;
+    for (int step = 0; step < walk.count(); ++step) {
+      const int block = walk.block(step), first = block * tile_kv, end = first + tile_kv;
+      ASSERT_TRUE(visited.insert(block).second);
+      ASSERT_EQ(step >= walk.edges(), bottom.first <= first && end <= top.end) << "block " << block;
+      if (step < walk.edges() && previous >= 0 && block < walk.full_begin && previous >= walk.full_end) ++left_edges;
+      previous = block;
+    }
+    for (int block = top.first / tile_kv; block * tile_kv < bottom.end; ++block) ASSERT_TRUE(visited.contains(block));
+  }
+  EXPECT_GT(left_edges, 100);  // both edges occur, right before left
+}
+
+TEST(BlockWalk, DoesNotOverflowAtTheLongestSequences) {
+  constexpr int longest = (1u << 31) - 1024;
+  const Mask mask{longest, longest, true};
+  const int first_row = (longest - 1) / 128 * 128;
+  const BlockWalk walk(mask, first_row, 128, 128, false);
+  EXPECT_EQ(walk.begin, 0);
+  EXPECT_EQ(walk.end, (longest + 127LL) / 128);
+  EXPECT_EQ(mask.visible(longest - 1).end, longest);
+  EXPECT_EQ((Mask{longest, 1000, true}.visible(0).end), 0);
+  EXPECT_EQ((Mask{1000, longest, true}.visible(999).end), longest);
+}
+
 TEST(VisibleWord, MatchesColumnByColumn) {
   std::mt19937 random(2);
   const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };

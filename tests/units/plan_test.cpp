@@ -5,9 +5,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <set>
 
+#include "kernels/arguments.hpp"
 #include "kernels/configs.hpp"
 
 namespace fa3::kernels {
@@ -91,6 +93,24 @@ TEST(Plan, WhatTmaCannotAddressIsCopiedWithoutDuplicatingRepeatedHeads) {
   EXPECT_EQ(plan.workspace_bytes, plan.k.offset + 2 * 60 * 64 * 2);
   EXPECT_EQ(plan.k.tensor.stride[2], 0);
   EXPECT_TRUE(tma_can_address(tensor(0x1000, plan.k.tensor.shape, plan.k.tensor.stride)));
+}
+
+TEST(KernelScale, PowerOfTwoIsTheSmallestThatIsNotBelow) {
+  for (int exponent = -100; exponent <= 60; ++exponent)
+    for (int ulps = -8; ulps <= 8; ++ulps) {
+      float scale = std::ldexp(1.0f, exponent);
+      for (int i = 0; i < std::abs(ulps); ++i) scale = std::nextafter(scale, ulps < 0 ? 0.0f : INFINITY);
+      for (const float sign : {1.0f, -1.0f}) {
+        const attention::Scale kernel = kernel_scale(sign * scale);
+        EXPECT_EQ(kernel.sign, sign);
+        EXPECT_GE(kernel.power_of_two, kernel.scale_log2);
+        EXPECT_LT(kernel.power_of_two, 2 * kernel.scale_log2);
+        int ignored;
+        EXPECT_EQ(std::frexp(kernel.power_of_two, &ignored), 0.5f);
+      }
+    }
+  EXPECT_EQ(kernel_scale(0).sign, 0.0f);
+  EXPECT_EQ(kernel_scale(0).scale_log2, 1.0f);
 }
 
 TEST(Plan, TooManyTilesIsRefusedInWords) {

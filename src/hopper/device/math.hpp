@@ -14,6 +14,8 @@ __device__ __forceinline__ float log2(float x) {
   return y;
 }
 
+__device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+
 __device__ __forceinline__ float maximum(float a, float b) { return fmaxf(a, b); }
 
 __device__ __forceinline__ float quad_max(float x) {

@@ -968,10 +968,15 @@ void Cta::ldmatrix(std::uint32_t address, std::uint32_t* fragment) {
 // ---- TMA
 // -----------------------------------------------------------------------------------------------------------------------
 
-void Cta::check_feature(const Copy& copy) {
-  if (copy.at.feature % 8 != 0)
-    fail("TMA of " + string(copy.spec.name) + ": the box begins at feature " + to_string(copy.at.feature) +
-         "; it must be a multiple of 8 (16 bytes), or the instruction is illegal");
+/// What the hardware answers with an illegal instruction.
+void Cta::check_coordinates(const Copy& copy) {
+  const auto& [feature, row, head, batch] = copy.at;
+  if (feature % 8 != 0)
+    fail("TMA of " + string(copy.spec.name) + ": the box begins at feature " + to_string(feature) +
+         "; it must be a multiple of 8 (16 bytes)");
+  if (!copy.load && (feature < 0 || row < 0 || head < 0 || batch < 0))
+    fail("TMA store of " + string(copy.spec.name) + ": the box begins at feature " + to_string(feature) + ", row " + to_string(row) +
+         ", head " + to_string(head) + ", batch " + to_string(batch) + "; stores must not have negative coordinates");
 }
 
 void Cta::tma_load(std::uint32_t address, const hopper::TensorMap& map, hopper::Coordinates at,
@@ -988,7 +993,7 @@ void Cta::tma_load(std::uint32_t address, const hopper::TensorMap& map, hopper::
   copy.id = next_id_++;
   const std::uint32_t bytes = std::uint32_t(copy.bytes());
   check_range(address, bytes, "TMA load");
-  check_feature(copy);
+  check_coordinates(copy);
   const std::uint32_t offset = address - shared_base;
   if (offset % std::uint32_t(8 * copy.spec.swizzle_bytes) != 0)
     fail("TMA load of " + string(copy.spec.name) + " to " + where(offset) + ": the address must be a multiple of " +
@@ -1033,7 +1038,7 @@ void Cta::tma_store(const hopper::TensorMap& map, hopper::Coordinates at, std::u
   copy.id = next_id_++;
   const std::uint32_t bytes = std::uint32_t(copy.bytes());
   check_range(address, bytes, "TMA store");
-  check_feature(copy);
+  check_coordinates(copy);
   const std::uint32_t offset = address - shared_base;
   if (offset % std::uint32_t(8 * copy.spec.swizzle_bytes) != 0)
     fail("TMA store of " + string(copy.spec.name) + " from " + where(offset) + ": the address must be a multiple of " +

@@ -179,7 +179,7 @@ class Cta {
   // units
   void barrier_complete_bytes(std::uint64_t& state, int bytes, double time);
   void barrier_check_phase(std::uint64_t& state, double time);
-  void check_feature(const Copy& copy);
+  void check_coordinates(const Copy& copy);
   void apply(Copy& copy);
   bool next_product_ready(const Warpgroup& warpgroup) const;
   void begin_product(Warpgroup& warpgroup, Product& product, std::uint32_t number);

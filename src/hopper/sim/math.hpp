@@ -15,6 +15,8 @@ inline float exp2(float x) {
 
 inline float log2(float x) { return std::log2(x); }
 
+inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
+
 inline float maximum(float a, float b) {
   simulator::Cta::current().account_alu(2, "max");
   return std::fmax(a, b);
