@@ -30,7 +30,10 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
-import torch
+try:
+    import torch
+except ImportError:
+    sys.exit("compare.py: error: needs PyTorch (2.8 or later, with CUDA): python3 -c 'import torch' fails here")
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -440,7 +443,8 @@ def require_writable(path: pathlib.Path) -> None:
 
 def default_path(fa3: Fa3, device: str) -> pathlib.Path:
     folder = device_name(device).removeprefix("NVIDIA ").lower().replace(" ", "-") if device == "cuda" else "cpu"
-    return ROOT / "bench" / "results" / folder / f"forward-{datetime.date.today()}-{fa3.source_hash[:8]}.json"
+    base = ROOT if (ROOT / "tools" / "source_hash").exists() else pathlib.Path.cwd()  # a source tree, or installed
+    return base / "bench" / "results" / folder / f"forward-{datetime.date.today()}-{fa3.source_hash[:8]}.json"
 
 
 def table(measurements: Measurements, planned: list[Cell], device: str) -> str:

@@ -42,7 +42,7 @@ std::vector<Target> targets_of(const std::string& name) {
 
 bool run_one(const check::Case& c, const Target& target) {
   const auto start = std::chrono::steady_clock::now();
-  const check::Verdict verdict = target.simulated ? check::run_case(c, Device::cpu, simulator::forward_as_device, true)
+  const check::Verdict verdict = target.simulated ? check::run_case(c, Device::cpu, simulator::forward_as_device)
                                                   : check::run_case(c, target.device);
   const double milliseconds =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
@@ -65,7 +65,8 @@ void announce_simulation(const std::vector<check::Case>& cases, const Target& ta
     seconds += simulated_seconds(c);
     ++count;
   }
-  fmt::print("{} of {} cases are small enough for the simulator; about {:.0f} s\n", count, cases.size(), seconds);
+  fmt::print("{} of {} cases are of its types and small enough for the simulator; about {:.0f} s\n", count,
+             cases.size(), seconds);
   std::fflush(stdout);
 }
 

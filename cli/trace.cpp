@@ -134,7 +134,8 @@ int trace(const TraceOptions& options) {
     begin = end;
     for (const simulator::Event& event : events)
       if (event.track == "tensor core") begin = std::min(begin, event.begin);
-    fmt::print("{}", simulator::text_drawing(events, begin, begin + text_columns * cycles_per_column, cycles_per_column));
+    fmt::print("{}",
+               simulator::text_drawing(events, begin, begin + text_columns * cycles_per_column, cycles_per_column));
     return exit_ok;
   }
   if (!options.window.empty()) {
@@ -152,19 +153,19 @@ void add_trace(CLI::App& app, Action& action) {
   auto options = std::make_shared<TraceOptions>();
   CLI::App* command =
       app.add_subcommand("trace", "Draw the schedule of a kernel: who computes, who waits, what overlaps");
-  command->add_option("--row", options->row, "Row of the kernel table (see fa3 info)")
-      ->option_text("NAME")
-      ->capture_default_str();
-  command->add_option("--seqlen", options->seqlen, "Queries and keys of the one head that is run")
-      ->option_text("N")
-      ->capture_default_str();
+  command
+      ->add_option("--row", options->row,
+                   "Row of the kernel table, see fa3 info; on cuda the f16 rows (default f16_d128)")
+      ->option_text("NAME");
+  command->add_option("--seqlen", options->seqlen, "Queries and keys of the one head that is run (default 640)")
+      ->option_text("N");
   command->add_flag("--causal", options->causal, "Causal mask");
   command
-      ->add_option("--device", options->device,
-                   "sim: the simulator, in modelled cycles; cuda (or gpu): one CTA on the GPU, in its cycles")
+      ->add_option(
+          "--device", options->device,
+          "sim: the simulator, in modelled cycles; cuda (or gpu): one CTA on the GPU, in its cycles (default sim)")
       ->option_text("DEVICE")
-      ->check(CLI::IsMember({"sim", "cuda", "gpu"}))
-      ->capture_default_str();
+      ->check(CLI::IsMember({"sim", "cuda", "gpu"}));
   command->add_option("--out", options->out, "Write a trace for Perfetto or chrome://tracing")
       ->option_text("FILE.json");
   command->add_option("--svg", options->picture, "Write a picture")->option_text("FILE.svg");

@@ -2,9 +2,9 @@
  *
  *   O = softmax(softmax_scale * Q K^T + mask) V,   LSE = log(sum(exp(softmax_scale * Q K^T + mask)))
  *
- * No function throws or aborts, and once a device's kernels are loaded (fa3_init, or the first call that needs them) none allocates
- * device memory or synchronises. Every function that returns a
- * status leaves the reason of a failure in fa3_last_error() of the calling thread. All functions are thread-safe.
+ * No function throws or aborts, and once a device's kernels are loaded (fa3_init, or the first call that needs them)
+ * none allocates device memory or synchronises. Every function that returns a status leaves the reason of a failure in
+ * fa3_last_error() of the calling thread. All functions are thread-safe.
  */
 #ifndef FA3_FA3_H
 #define FA3_FA3_H
@@ -47,7 +47,8 @@ typedef enum fa3_dtype {
 
 typedef enum fa3_device {
   FA3_DEVICE_CUDA = 1, /* the device of the calling thread's current CUDA context */
-  FA3_DEVICE_CPU = 2   /* all cores; the call returns when the result is written */
+  FA3_DEVICE_CPU =
+      2 /* all cores, or the environment variable FA3_NUM_THREADS if fewer; returns when the result is written */
 } fa3_device;
 
 /* A cudaStream_t (or CUstream) without the CUDA headers. */
@@ -109,7 +110,8 @@ FA3_API fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, 
 
 /* Enqueues the forward pass on `stream` (NULL: the default stream). `workspace`: device memory, 256-byte aligned, with
  * any content; it may be reused once the work is done. May be captured into a CUDA graph and replayed. If a status
- * other than FA3_OK is returned nothing was written; only after FA3_CUDA_ERROR O and LSE may be in part. On the cpu device `workspace` and `stream` are ignored. */
+ * other than FA3_OK is returned nothing was written; only after FA3_CUDA_ERROR O and LSE may be in part. On the cpu
+ * device `workspace` and `stream` are ignored. */
 FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t workspace_bytes,
                                fa3_stream stream);
 

@@ -31,7 +31,9 @@ struct ForwardConfig {
   // 168 x 384 = 40 x 128 + 232 x 256, 128 x 512 = 32 x 128 + 160 x 384.
   constexpr int producer_registers() const { return consumer_warpgroups() == 2 ? 40 : 32; }
   constexpr int consumer_registers() const { return consumer_warpgroups() == 2 ? 232 : 160; }
-  constexpr int registers() const { return 128 * (producer_registers() + consumer_warpgroups() * consumer_registers()); }
+  constexpr int registers() const {
+    return 128 * (producer_registers() + consumer_warpgroups() * consumer_registers());
+  }
 
   constexpr bool valid() const {
     return d % 64 == 0 && d_v % 64 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&

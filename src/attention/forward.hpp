@@ -279,9 +279,15 @@ class Consumer {
     Rescale normalise;
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const OnlineSoftmax::Row row = softmax.finish(r);
-      normalise.factor[r] = row.normalise;
+      OnlineSoftmax::Row row = softmax.finish(r);
       const int sequence_row = tile.first_row + my_row() + 8 * r;
+      const Interval keys = args_.mask.visible(sequence_row);
+      if (keys.first >= keys.end) {  // no key: O = 0 even if a NaN stood in a block the tile visited
+        row = {0.0f, -__builtin_inff()};
+        HOPPER_UNROLL
+        for (int j = 0; j < config.d_v / 8; ++j) o.value[4 * j + 2 * r] = o.value[4 * j + 2 * r + 1] = 0.0f;
+      }
+      normalise.factor[r] = row.normalise;
       if (args_.lse != nullptr && hopper::lane() % 4 == 0 && sequence_row < args_.mask.seqlen_q) {
         args_.lse[tile.batch * args_.lse_stride[0] + tile.head * args_.lse_stride[1] +
                   sequence_row * args_.lse_stride[2]] = row.lse;

@@ -36,8 +36,8 @@ struct BlockWalk {
 
   /// Rows [first_row, first_row + rows), clipped to the sequence. `all_edges`: treat every block as an edge block.
   constexpr BlockWalk(const Mask& mask, int first_row, int rows, int tile_kv, bool all_edges)
-      : BlockWalk(mask.visible(first_row), mask.visible(first_row + minimum(rows, mask.seqlen_q - first_row) - 1), tile_kv,
-                  all_edges) {}
+      : BlockWalk(mask.visible(first_row), mask.visible(first_row + minimum(rows, mask.seqlen_q - first_row) - 1),
+                  tile_kv, all_edges) {}
 
   /// `top`, `bottom`: what the first and the last row see.
   constexpr BlockWalk(Interval top, Interval bottom, int tile_kv, bool all_edges) {

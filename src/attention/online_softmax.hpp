@@ -59,15 +59,13 @@ class OnlineSoftmax {
     return rescale;
   }
 
-  /// After the last block: l summed over the quad. Factor that normalises O (0 for a row without keys), and the row's
-  /// LSE.
+  /// After the last block, for a row that has seen a key: l summed over the quad, the factor that normalises O, the LSE.
   struct Row {
     float normalise, lse;
   };
   HOPPER_FUNCTION Row finish(int r) const {
     constexpr float ln_2 = 0.693147180559945f;
     const float l = hopper::quad_sum(l_[r]);
-    if (l == 0.0f) return {0.0f, minus_infinity};
     const float true_m = m_[r] * (scale_.scale_log2 / row_scale(m_[r]));
     return {1.0f / l, (true_m + hopper::log2(l)) * ln_2};
   }

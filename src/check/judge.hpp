@@ -35,15 +35,14 @@ void fill_poison(void* data, fa3_dtype dtype, std::int64_t elements);
 ///   - |O - fp64| is at most 2 times the largest error of the plain computation (S, P and O rounded to the dtype; in
 ///   f32 4
 ///     times) plus 2 * max|round(round(fp64 + 0.3) - 0.3) - fp64|.
-///   - |LSE - fp64| <= 1e-4 + 2^-22 * |LSE|, in f32 plus 4 times the largest error of the plain computation's LSE.
-///     `truncating_sums`: S was summed by a tensor core, which cuts off at each of its d / 16 additions; then
-///     1e-4 + (1 + d / 64) * 2^-22 * |LSE| (docs/numerics.md).
+///   - |LSE - fp64| <= 1e-4 + 2^-22 * (|LSE| + A), A = reference::score_magnitude: S is a sum in f32 of products that may cancel.
+///   - `exact_scores`: the scores are exact in f32. Then A = 0, and the plain computation does not round S.
 ///   - A row that sees no key has O = 0 and LSE = -inf exactly, and no other row has.
 ///   - A row whose own q, or whose head's k or v, holds a NaN or Inf must not be finite where fp64 is not, and is not
 ///   judged
 ///     further. Every other row must be as if those were not there.
 /// `max_rows`: all rows are compared if there are no more, else that many, spread evenly, the first and last among
 /// them. Whether elements were written is looked at everywhere.
-Verdict judge(const ForwardProblem& problem, std::int64_t max_rows, int threads, bool truncating_sums = false);
+Verdict judge(const ForwardProblem& problem, std::int64_t max_rows, int threads, bool exact_scores = false);
 
 }  // namespace fa3::check

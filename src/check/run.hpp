@@ -18,11 +18,7 @@ using ForwardFunction = std::function<Status(const ConstTensor& q, const ConstTe
 /// Makes the data of `case_`, runs it on `device` (cpu or cuda) and judges the result (see judge()). Beyond that it
 /// checks that nothing is written outside the elements of O and LSE (guard zones around them, gaps between their rows),
 /// that the inputs are as before, and that repeats give the same bits. The workspace holds garbage. Throws if the
-/// machine fails (memory, CUDA), not if the case does. `tensor_core`: `forward` sums S on one, or as one does; its LSE
-/// is judged accordingly unless the case's scores are exact in f32 (quantum).
-Verdict run_case(const Case& case_, Device device, const ForwardFunction& forward, bool tensor_core = false);
-inline Verdict run_case(const Case& case_, Device device) {
-  return run_case(case_, device, fa3::forward, device == Device::cuda);
-}
+/// machine fails (memory, CUDA), not if the case does.
+Verdict run_case(const Case& case_, Device device, const ForwardFunction& forward = fa3::forward);
 
 }  // namespace fa3::check

@@ -12,9 +12,9 @@ inline namespace HOPPER_BACKEND {
 
 /// Fetches the map into the descriptor cache; one thread.
 HOPPER_FUNCTION void prefetch(const TensorMap& map);
-/// One box of the map, to or from shared memory at `address`; one thread. A box may reach over the tensor's edges or lie outside, but
-/// on an H200 it is an illegal instruction, which the PTX manual does not say, if at.feature is not a multiple of 8 (16
-/// bytes), or if a store has a negative coordinate.
+/// One box of the map, to or from shared memory at `address`; one thread. A box may reach over the tensor's edges or
+/// lie outside, but on an H200 it is an illegal instruction, which the PTX manual does not say, if at.feature is not a
+/// multiple of 8 (16 bytes), or if a store has a negative coordinate.
 HOPPER_FUNCTION void tma_load(std::uint32_t address, const TensorMap& map, Coordinates at, Mbarrier& barrier);
 HOPPER_FUNCTION void tma_store(const TensorMap& map, Coordinates at, std::uint32_t address);
 /// tma_store that adds to global memory, element by element, rounded to nearest even. PTX ISA,

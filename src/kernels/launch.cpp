@@ -47,13 +47,15 @@ void allow_shared_memory(const ForwardKernel& kernel) {
         "cudaFuncSetAttribute");
 }
 
-/// setmaxnreg moves registers within what the launch allocates; were that less than the roles claim, the kernel would wait for ever.
+/// setmaxnreg moves registers within what the launch allocates; were that less than the roles claim, the kernel would
+/// wait for ever.
 void check_registers(const ForwardKernel& kernel, const char* row) {
   cudaFuncAttributes attributes;
   check(cudaFuncGetAttributes(&attributes, kernel.function), "cudaFuncGetAttributes");
   if (attributes.numRegs * kernel.threads < kernel.registers)
     throw Error(FA3_INTERNAL, string("row ") + row + " was compiled to " + to_string(attributes.numRegs) +
-                                  " registers per thread at entry; its roles need " + to_string(kernel.registers) + " in all");
+                                  " registers per thread at entry; its roles need " + to_string(kernel.registers) +
+                                  " in all");
 }
 
 /// What the launcher needs to know of a device on which all kernels are loaded.
@@ -122,8 +124,8 @@ StridedCopy copy_between(const TensorRef& from, const TensorRef& to, const Tenso
 }
 
 /// Everything of forward() with this plan and a kernel of its row's shape.
-void launch(const ForwardKernel& kernel, ForwardPlan plan, const ForwardProblem& problem, void* workspace, std::size_t workspace_bytes,
-            fa3_stream stream, attention::Stamp* stamps) {
+void launch(const ForwardKernel& kernel, ForwardPlan plan, const ForwardProblem& problem, void* workspace,
+            std::size_t workspace_bytes, fa3_stream stream, attention::Stamp* stamps) {
   check_workspace(workspace, workspace_bytes, plan.workspace_bytes);
   const auto [device, device_info] = current_device();
   const std::pair<const char*, const void*> pointers[] = {{"q.data", problem.q.data},

@@ -1,4 +1,5 @@
-// The GPU side of the library: devices and launches. In a library built without CUDA every call refuses (unavailable.cpp).
+// The GPU side of the library: devices and launches. In a library built without CUDA every call refuses
+// (unavailable.cpp).
 #pragma once
 
 #include <cstddef>
@@ -17,8 +18,9 @@ void check_device();
 /// Loads every kernel on CUDA device `device` and sets its attributes. Throws Error.
 void init(int device);
 
-/// Enqueues the forward pass. `workspace` holds at least plan_forward(problem).workspace_bytes, 256-byte aligned. What is wrong with the
-/// call is thrown as Error before anything is launched; after FA3_CUDA_ERROR O and LSE may be partly written.
+/// Enqueues the forward pass. `workspace` holds at least plan_forward(problem).workspace_bytes, 256-byte aligned. What
+/// is wrong with the call is thrown as Error before anything is launched; after FA3_CUDA_ERROR O and LSE may be partly
+/// written.
 void forward(const ForwardProblem& problem, void* workspace, std::size_t workspace_bytes, fa3_stream stream);
 
 /// The same with a kernel that was made from row `row` with config.trace, and memory for its stamps.

@@ -15,23 +15,26 @@ constexpr std::int64_t bytes_each = 2;  // every type with kernels has 16 bits
 std::size_t align(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
 
 /// A dense tensor of the same elements; dimensions that repeat (stride 0 over heads or batch) stay repeated.
-TensorRef packed_like(const TensorRef& tensor, std::size_t& bytes) {
+TensorRef packed_like(const char* name, const TensorRef& tensor, std::size_t& bytes) {
   TensorRef packed{nullptr, tensor.shape, {}};
-  std::int64_t next = 1;
+  __int128 next = 1;
   for (const int i : {3, 2, 1, 0}) {
     const bool repeated = (i == 0 || i == 2) && tensor.stride[i] == 0;
-    packed.stride[i] = repeated || tensor.shape[i] <= 1 ? 0 : next;
+    packed.stride[i] = repeated || tensor.shape[i] <= 1 ? 0 : std::int64_t(next);
     if (packed.stride[i] != 0) next *= tensor.shape[i];
+    // An input may repeat its elements by overlap, and be far larger dense than it is in memory.
+    if (next * bytes_each > __int128(1) << 46)
+      throw Error(FA3_NOT_SUPPORTED, std::string(name) + ": TMA cannot address this layout, and a dense copy would take more than 2^46 bytes");
   }
   bytes = std::size_t(next * bytes_each);
   return packed;
 }
 
-StagedTensor stage(const TensorRef& tensor, std::size_t& workspace_bytes) {
+StagedTensor stage(const char* name, const TensorRef& tensor, std::size_t& workspace_bytes) {
   StagedTensor staged{tensor, false, 0};
   if (tensor.empty() || tma_can_address(tensor)) return staged;
   std::size_t bytes = 0;
-  staged.tensor = packed_like(tensor, bytes);
+  staged.tensor = packed_like(name, tensor, bytes);
   staged.copied = true;
   staged.offset = workspace_bytes;
   workspace_bytes += align(bytes);
@@ -63,8 +66,9 @@ ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
     throw Error(FA3_NOT_SUPPORTED, "no kernel for this dtype with d = " + std::to_string(problem.d) +
                                        ", d_v = " + std::to_string(problem.d_v));
   if (!fits(forward_rows[plan.row].config, problem.dtype, problem.d, problem.d_v))
-    throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + forward_rows[plan.row].name + " does not fit d = " +
-                                          std::to_string(problem.d) + ", d_v = " + std::to_string(problem.d_v) + " and this dtype");
+    throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + forward_rows[plan.row].name +
+                                          " does not fit d = " + std::to_string(problem.d) +
+                                          ", d_v = " + std::to_string(problem.d_v) + " and this dtype");
   const std::int64_t tile_q = forward_rows[plan.row].config.tile_q;
   const std::int64_t longest = (std::int64_t(1) << 31) - 1024;
   for (const auto& [length, name] : {std::pair{problem.seqlen_q, "seqlen_q"}, {problem.seqlen_k, "seqlen_k"}})
@@ -79,10 +83,10 @@ ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
                 "batch * heads * ceil(seqlen_q / " + std::to_string(tile_q) + ") exceeds 2^30 tiles");
 
   plan.workspace_bytes = align(sizeof(unsigned));
-  plan.q = stage(problem.q, plan.workspace_bytes);
-  plan.k = stage(problem.k, plan.workspace_bytes);
-  plan.v = stage(problem.v, plan.workspace_bytes);
-  plan.o = stage(problem.o, plan.workspace_bytes);
+  plan.q = stage("q", problem.q, plan.workspace_bytes);
+  plan.k = stage("k", problem.k, plan.workspace_bytes);
+  plan.v = stage("v", problem.v, plan.workspace_bytes);
+  plan.o = stage("o", problem.o, plan.workspace_bytes);
   return plan;
 }
 

@@ -21,8 +21,8 @@ struct ForwardPlan {
   std::size_t workspace_bytes = 0;  // the scheduler's counter in the first bytes, then the copies
 };
 
-/// With `row` -1 the row dispatch takes, else that one. Throws Error: FA3_NOT_SUPPORTED if no kernel fits, FA3_INVALID_ARGUMENT if
-/// `row` does not.
+/// With `row` -1 the row dispatch takes, else that one. Throws Error: FA3_NOT_SUPPORTED if no kernel fits,
+/// FA3_INVALID_ARGUMENT if `row` does not.
 ForwardPlan plan_forward(const ForwardProblem& problem, int row = -1);
 
 /// Whether a tensor map can describe the tensor: 16-byte aligned base and strides below 2^40 bytes, no overlap except

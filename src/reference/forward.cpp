@@ -47,7 +47,8 @@ double exact_row(const ForwardProblem& p, std::int64_t batch, std::int64_t head,
 }
 
 template <class T>
-double plain_row(const ForwardProblem& p, std::int64_t batch, std::int64_t head, std::int64_t row, double* o) {
+double plain_row(const ForwardProblem& p, bool round_scores, std::int64_t batch, std::int64_t head, std::int64_t row,
+                 double* o) {
   const auto round = [](float x) { return to_float(from_float<T>(x)); };
   const std::int64_t keys = p.visible_keys(row), kv_head = head / p.group();
   std::fill_n(o, p.d_v, 0.0);
@@ -60,7 +61,7 @@ double plain_row(const ForwardProblem& p, std::int64_t batch, std::int64_t head,
     const T* k = features<T>(p.k, batch, j, kv_head);
     float dot = 0;
     for (std::int64_t c = 0; c < p.d; ++c) dot += to_float(q[c]) * to_float(k[c]);
-    s[j] = round(p.softmax_scale * dot);
+    s[j] = round_scores ? round(p.softmax_scale * dot) : p.softmax_scale * dot;
     max = std::max(max, s[j]);
   }
   float sum = 0;
@@ -109,8 +110,27 @@ Result forward(const ForwardProblem& problem, int threads) {
   return with_dtype(problem.dtype, [&]<class T>(T) { return all_rows(problem, threads, exact_row<T>); });
 }
 
-Result plain_forward(const ForwardProblem& problem, int threads) {
-  return with_dtype(problem.dtype, [&]<class T>(T) { return all_rows(problem, threads, plain_row<T>); });
+Result plain_forward(const ForwardProblem& problem, int threads, bool round_scores) {
+  return with_dtype(problem.dtype, [&]<class T>(T) {
+    return all_rows(problem, threads,
+                    [&](const ForwardProblem& p, std::int64_t batch, std::int64_t head, std::int64_t row, double* o) {
+                      return plain_row<T>(p, round_scores, batch, head, row, o);
+                    });
+  });
+}
+
+double score_magnitude(const ForwardProblem& p, std::int64_t batch, std::int64_t head, std::int64_t row) {
+  return with_dtype(p.dtype, [&]<class T>(T) {
+    const T* q = features<T>(p.q, batch, row, head);
+    double largest = 0;
+    for (std::int64_t j = 0; j < p.visible_keys(row); ++j) {
+      const T* k = features<T>(p.k, batch, j, head / p.group());
+      double sum = 0;
+      for (std::int64_t c = 0; c < p.d; ++c) sum += std::abs(double(to_float(q[c])) * double(to_float(k[c])));
+      largest = std::max(largest, sum);
+    }
+    return std::abs(double(p.softmax_scale)) * largest;
+  });
 }
 
 }  // namespace fa3::reference

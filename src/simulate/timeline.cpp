@@ -136,7 +136,11 @@ std::string svg(const std::vector<Event>& events, double begin, double end) {
       "font-size=\"12\">\n"
       "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
       width, top + row * double(tracks.size()) + 14);
-  const double step = std::pow(10.0, std::floor(std::log10((end - begin) / 4)));
+  // Steps of 1, 2 or 5 times a power of ten, about ten of them.
+  const double power = std::pow(10.0, std::floor(std::log10((end - begin) / 10)));
+  const double tenth = (end - begin) / 10 / power;
+  const double step = power * (tenth <= 1 ? 1 : tenth <= 2 ? 2 : tenth <= 5 ? 5 : 10);
+  picture += "<text x=\"8\" y=\"16\" fill=\"#555\">cycles</text>\n";
   for (double tick = std::ceil(begin / step) * step; tick <= end; tick += step)
     picture += fmt::format(
         "<text x=\"{0:.1f}\" y=\"16\" text-anchor=\"middle\" fill=\"#555\">{1:.0f}</text>"

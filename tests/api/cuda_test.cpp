@@ -188,7 +188,8 @@ TEST_F(CudaDevice, ThreadsDoNotDisturbEachOther) {
       running.emplace_back([&, i] {
         cudaStream_t stream;
         failures += cudaStreamCreate(&stream) != cudaSuccess;
-        for (int n = 0; n < calls; ++n) failures += call(outputs[std::size_t(i)], workspaces[std::size_t(i)], stream) != FA3_OK;
+        for (int n = 0; n < calls; ++n)
+          failures += call(outputs[std::size_t(i)], workspaces[std::size_t(i)], stream) != FA3_OK;
         failures += cudaStreamSynchronize(stream) != cudaSuccess;
         cudaStreamDestroy(stream);
       });

@@ -113,6 +113,21 @@ TEST(KernelScale, PowerOfTwoIsTheSmallestThatIsNotBelow) {
   EXPECT_EQ(kernel_scale(0).scale_log2, 1.0f);
 }
 
+TEST(Plan, HugeDenseCopyIsRefusedInWords) {
+  ForwardProblem p = problem();
+  p.batch = p.heads = p.kv_heads = 1 << 15, p.seqlen_q = 1, p.seqlen_k = 1 << 30, p.d = p.d_v = 8;
+  p.q = tensor(0x10000, {1 << 15, 1, 1 << 15, 8}, {8 << 15, 0, 8, 1});
+  p.o = tensor(0x10000, {1 << 15, 1, 1 << 15, 8}, {8 << 15, 0, 8, 1});
+  p.k = p.v = tensor(0x20000, {1 << 15, 1 << 30, 1 << 15, 8}, {1, 1, 1, 1});  // overlapping elements, 2 GiB in memory
+  try {
+    plan_forward(p);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code, FA3_NOT_SUPPORTED);
+    EXPECT_NE(std::strstr(error.what(), "k: TMA"), nullptr) << error.what();
+  }
+}
+
 TEST(Plan, TooManyTilesIsRefusedInWords) {
   ForwardProblem p = problem();
   p.batch = 1 << 30;

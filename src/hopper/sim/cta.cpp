@@ -975,8 +975,9 @@ void Cta::check_coordinates(const Copy& copy) {
     fail("TMA of " + string(copy.spec.name) + ": the box begins at feature " + to_string(feature) +
          "; it must be a multiple of 8 (16 bytes)");
   if (!copy.load && (feature < 0 || row < 0 || head < 0 || batch < 0))
-    fail("TMA store of " + string(copy.spec.name) + ": the box begins at feature " + to_string(feature) + ", row " + to_string(row) +
-         ", head " + to_string(head) + ", batch " + to_string(batch) + "; stores must not have negative coordinates");
+    fail("TMA store of " + string(copy.spec.name) + ": the box begins at feature " + to_string(feature) + ", row " +
+         to_string(row) + ", head " + to_string(head) + ", batch " + to_string(batch) +
+         "; stores must not have negative coordinates");
 }
 
 void Cta::tma_load(std::uint32_t address, const hopper::TensorMap& map, hopper::Coordinates at,
@@ -1179,8 +1180,7 @@ void Cta::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_t nu
   product.block = region ? region->block : -1;
   product.id = next_id_++;
   descriptions_[product.id] =
-      "wgmma of " + warpgroup_name(warpgroup.index) +
-      (product.a_in_registers ? " (P V, V in " : " (Q K^T, K in ") +
+      "wgmma of " + warpgroup_name(warpgroup.index) + (product.a_in_registers ? " (P V, V in " : " (Q K^T, K in ") +
       (region ? region->name + (product.block >= 0 ? ", block " + to_string(product.block) : "") : "shared memory") +
       ")";
   const auto need = [&](std::size_t component, std::uint32_t count, std::uint32_t chunk) {
