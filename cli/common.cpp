@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <system_error>
 
 #include "check/device.hpp"
 #include "cpu/forward.hpp"
@@ -46,23 +47,28 @@ fa3_dtype parse_dtype(const std::string& name) {
   throw UsageError(fmt::format("--dtype is {}; allowed are f16, bf16 and f32", name));
 }
 
-Progress::Progress(std::string what)
-    : thread_([this, what = std::move(what)] {
-        using namespace std::chrono_literals;
-        // A terminal's line is written over once a second; elsewhere every line stays, so there are fewer.
-        const bool terminal = isatty(STDERR_FILENO);
-        std::unique_lock lock(mutex_);
-        if (wake_.wait_for(lock, 2s, [this] { return done_; })) return;
-        int seconds = 2;
-        do {
-          if (terminal || seconds == 2 || seconds % 10 == 0)
-            std::fputs(
-                fmt::format("{}fa3: {}, {} s{}", terminal ? "\r" : "", what, seconds, terminal ? "" : "\n").c_str(),
-                stderr);
-          ++seconds;
-        } while (!wake_.wait_for(lock, 1s, [this] { return done_; }));
-        if (terminal) std::fputs("\n", stderr);
-      }) {}
+Progress::Progress(std::string what) {
+  const auto speak = [this, what = std::move(what)] {
+    using namespace std::chrono_literals;
+    // A terminal's line is written over once a second; elsewhere every line stays, so there are fewer.
+    const bool terminal = isatty(STDERR_FILENO);
+    std::unique_lock lock(mutex_);
+    if (wake_.wait_for(lock, 2s, [this] { return done_; })) return;
+    int seconds = 2;
+    do {
+      if (terminal || seconds == 2 || seconds % 10 == 0)
+        std::fputs(fmt::format("{}fa3: {}, {} s{}", terminal ? "\r" : "", what, seconds, terminal ? "" : "\n").c_str(),
+                   stderr);
+      ++seconds;
+    } while (!wake_.wait_for(lock, 1s, [this] { return done_; }));
+    if (terminal) std::fputs("\n", stderr);
+  };
+  try {
+    thread_ = std::thread(speak);
+  } catch (const std::system_error&) {
+    // No more threads: the work goes on in silence.
+  }
+}
 
 Progress::~Progress() {
   {
@@ -70,7 +76,7 @@ Progress::~Progress() {
     done_ = true;
   }
   wake_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 }  // namespace fa3::cli

@@ -59,7 +59,8 @@ std::string kernel_name(const Target& target, fa3_dtype dtype, std::int64_t d, s
 
 fa3_dtype parse_dtype(const std::string& name);
 
-/// Says on stderr what is being done and for how long, from two seconds on and while it lives.
+/// Says on stderr what is being done and for how long, from two seconds on and while it lives; nothing if no thread can
+/// be created for it.
 class Progress {
  public:
   explicit Progress(std::string what);

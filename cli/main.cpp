@@ -27,9 +27,7 @@ int exit_code(fa3_status status) {
   }
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run_command(int argc, char** argv) {
   CLI::App app("Exact attention for NVIDIA Hopper GPUs, with a CPU backend.", "fa3");
   app.footer("Exit codes: 0 ok, 1 a check or the work failed, 2 bad usage or bad input, 3 no usable device.");
   app.set_version_flag("--version",
@@ -59,4 +57,13 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     return report(exit_failed, error.what());
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  remove_temporaries_on_signals();
+  const int code = run_command(argc, argv);
+  const bool written = std::fflush(stdout) == 0 && !std::ferror(stdout);
+  return code == exit_ok && !written ? report(exit_failed, "standard output cannot be written") : code;
 }

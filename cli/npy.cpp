@@ -5,9 +5,13 @@
 #include <unistd.h>
 #include <zip.h>
 
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cerrno>
+#include <climits>
 #include <cmath>
+#include <csignal>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -55,7 +59,7 @@ class HeaderParser {
       }
       if (!accept(',') && peek() != '}') malformed();
     }
-    if (peek() != '\0' || !descr || !fortran_order || !shape) malformed();
+    if (!at_end() || !descr || !fortran_order || !shape) malformed();
   }
 
   std::optional<std::string> descr;
@@ -69,6 +73,10 @@ class HeaderParser {
   char peek() {
     while (at_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[at_]))) ++at_;
     return at_ < text_.size() ? text_[at_] : '\0';
+  }
+  bool at_end() {
+    peek();
+    return at_ == text_.size();
   }
   bool accept(char c) {
     if (peek() != c) return false;
@@ -141,13 +149,26 @@ std::vector<std::byte> c_order(std::span<const std::byte> data, const std::vecto
   return result;
 }
 
+constexpr std::size_t chunk = 1 << 20;  // bytes read at once
+
+/// Throws FileError for a directory, a device or a pipe: they have no end, or one that must be waited for.
+void require_regular(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (fs::exists(status) && !fs::is_regular_file(status))
+    throw FileError(fmt::format("{}: is {}; wanted is a regular file", path.string(),
+                                fs::is_directory(status) ? "a directory"
+                                : fs::is_fifo(status)    ? "a pipe"
+                                                         : "a device or the like"));
+}
+
 std::vector<std::byte> read_file(const fs::path& path) {
   const std::string name = path.string();
+  require_regular(path);
   const int file = open(name.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) throw FileError(fmt::format("{}: cannot be opened: {}", name, system_error()));
-  constexpr std::size_t chunk = 1 << 20;
   std::vector<std::byte> bytes;
-  std::error_code no_size;  // of a pipe, for one
+  std::error_code no_size;
   const std::uintmax_t size = fs::file_size(path, no_size);
   if (!no_size) bytes.reserve(size + chunk);
   for (;;) {
@@ -188,11 +209,66 @@ decltype(auto) with_file_dtype(FileDtype dtype, F&& f) {
 
 fs::path temporary_name(const fs::path& path) { return fs::path(path).concat(fmt::format(".{}.tmp", getpid())); }
 
-/// Opens a new file next to `path`; it must not exist yet.
-int create_temporary(const fs::path& path) {
-  const int file = open(temporary_name(path).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (file < 0) throw FileError(fmt::format("{}: cannot be written: {}", path.string(), system_error()));
+/// The temporary files there are, for the signal handler, which may run at any instruction and must not allocate.
+struct Temporary {
+  std::atomic<bool> exists = false;  // and its name is complete
+  char name[PATH_MAX];
+};
+static_assert(std::atomic<bool>::is_always_lock_free);
+std::array<Temporary, 4> temporaries;  // O and LSE are two
+
+void remember(const std::string& name) {
+  if (name.size() >= PATH_MAX) return;  // the system makes no such file
+  for (Temporary& temporary : temporaries) {
+    if (temporary.exists) continue;
+    std::memcpy(temporary.name, name.c_str(), name.size() + 1);
+    temporary.exists = true;
+    return;
+  }
+  throw std::logic_error("too many temporary files");
+}
+
+void forget(const std::string& name) {
+  for (Temporary& temporary : temporaries)
+    if (temporary.exists && name == temporary.name) temporary.exists = false;
+}
+
+extern "C" void remove_temporaries(int signal) {
+  for (const Temporary& temporary : temporaries)
+    if (temporary.exists) unlink(temporary.name);
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+/// Opens a new file next to `target`, which must not exist yet; `path` is for the message.
+int create_temporary(const fs::path& path, const fs::path& target) {
+  const fs::path name = temporary_name(target);
+  remember(name);
+  const int file = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (file < 0) {
+    const std::string why = system_error();
+    forget(name);
+    throw FileError(fmt::format("{}: cannot be written: {}", path.string(), why));
+  }
   return file;
+}
+
+void remove_temporary(const fs::path& name) {
+  unlink(name.c_str());
+  forget(name);
+}
+
+/// Where the symbolic links of `path` lead, whether anything is there or not; `path` if it is none.
+fs::path resolve(const fs::path& path) {
+  constexpr int most_links = 40;  // as many as the system follows
+  fs::path target = path;
+  std::error_code none;
+  for (int links = 0; fs::is_symlink(fs::symlink_status(target, none)); ++links) {
+    if (links == most_links)
+      throw FileError(fmt::format("{}: cannot be written: {}", path.string(), std::strerror(ELOOP)));
+    target = target.parent_path() / fs::read_symlink(target);
+  }
+  return target;
 }
 
 /// Writes everything; false, with errno set, if that fails.
@@ -261,6 +337,7 @@ Array load_npy(const fs::path& path) { return parse_npy(path.string(), read_file
 
 std::vector<Array> load_npz(const fs::path& path, const std::vector<std::string>& names) {
   const std::string file_name = path.string();
+  require_regular(path);
   int code = 0;
   const std::unique_ptr<zip_t, decltype(&zip_discard)> archive(zip_open(file_name.c_str(), ZIP_RDONLY, &code),
                                                                zip_discard);
@@ -286,19 +363,20 @@ std::vector<Array> load_npz(const fs::path& path, const std::vector<std::string>
     const std::unique_ptr<zip_file_t, decltype(&zip_fclose)> entry(zip_fopen(archive.get(), member.c_str(), 0),
                                                                    zip_fclose);
     if (!entry) throw FileError(fmt::format("{}: cannot be read: {}", source, zip_strerror(archive.get())));
-    std::vector<std::byte> bytes(stat.size);
-    std::size_t filled = 0;
-    for (;;) {  // up to the end, which is where libzip compares the checksum
-      std::byte beyond;
-      const bool full = filled == bytes.size();
-      const zip_int64_t got =
-          zip_fread(entry.get(), full ? &beyond : bytes.data() + filled, full ? 1 : bytes.size() - filled);
+    std::vector<std::byte> bytes;  // grows with what is read: the size the entry says may be anything
+    for (;;) {                     // up to the end, which is where libzip compares the checksum
+      const std::size_t before = bytes.size();
+      bytes.resize(before + chunk);
+      const zip_int64_t got = zip_fread(entry.get(), bytes.data() + before, chunk);
       if (got < 0) throw FileError(fmt::format("{}: cannot be read: {}", source, zip_file_strerror(entry.get())));
+      bytes.resize(before + std::size_t(got));
       if (got == 0) break;
-      if (full) throw FileError(fmt::format("{}: is longer than the {} bytes its entry says", source, bytes.size()));
-      filled += std::size_t(got);
+      if (bytes.size() > stat.size)
+        throw FileError(fmt::format("{}: is longer than the {} bytes its entry says", source, stat.size));
     }
-    bytes.resize(filled);
+    if (bytes.size() < stat.size)
+      throw FileError(
+          fmt::format("{}: is truncated: its entry says {} bytes, it has {}", source, stat.size, bytes.size()));
     arrays.push_back(parse_npy(source, bytes));
   }
   return arrays;
@@ -330,12 +408,29 @@ void check_writable(const fs::path& path) {
     throw FileError(fmt::format("{}: cannot be written: it exists and is not a regular file", path.string()));
   if (fs::exists(status) && access(path.c_str(), W_OK) != 0)
     throw FileError(fmt::format("{}: cannot be written: {}", path.string(), system_error()));
-  close(create_temporary(path));
-  unlink(temporary_name(path).c_str());
+  const fs::path target = resolve(path);
+  close(create_temporary(path, target));
+  remove_temporary(temporary_name(target));
+}
+
+bool same_output(const fs::path& a, const fs::path& b) {
+  // Why absolute first: a relative path of which nothing exists stays relative.
+  const auto canonical = [](const fs::path& path) { return fs::weakly_canonical(fs::absolute(resolve(path))); };
+  return canonical(a) == canonical(b);
+}
+
+void remove_temporaries_on_signals() {
+  for (const int signal : {SIGHUP, SIGINT, SIGTERM, SIGXFSZ}) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    if (action.sa_handler != SIG_DFL) continue;
+    action.sa_handler = remove_temporaries;
+    sigaction(signal, &action, nullptr);
+  }
 }
 
 NpyFile::NpyFile(fs::path path, fa3_dtype dtype, const std::vector<int64_t>& shape, std::span<const std::byte> data)
-    : path_(std::move(path)), temporary_(temporary_name(path_)) {
+    : path_(std::move(path)), target_(resolve(path_)), temporary_(temporary_name(target_)) {
   std::string dict =
       fmt::format("{{'descr': '{}', 'fortran_order': False, 'shape': ({}{}), }}", dtype == FA3_F16 ? "<f2" : "<f4",
                   fmt::join(shape, ", "), shape.size() == 1 ? "," : "");
@@ -348,7 +443,7 @@ NpyFile::NpyFile(fs::path path, fa3_dtype dtype, const std::vector<int64_t>& sha
   header += char(dict.size() >> 8);
   header += dict;
 
-  const int file = create_temporary(path_);
+  const int file = create_temporary(path_, target_);
   bool written = write_all(file, std::as_bytes(std::span(header))) && write_all(file, data);
   std::string why = written ? "" : system_error();
   if (close(file) != 0 && written) {
@@ -356,18 +451,19 @@ NpyFile::NpyFile(fs::path path, fa3_dtype dtype, const std::vector<int64_t>& sha
     why = system_error();
   }
   if (!written) {
-    unlink(temporary_.c_str());
+    remove_temporary(temporary_);
     throw FileError(fmt::format("{}: cannot be written: {}", path_.string(), why));
   }
 }
 
 NpyFile::~NpyFile() {
-  if (!temporary_.empty()) unlink(temporary_.c_str());
+  if (!temporary_.empty()) remove_temporary(temporary_);
 }
 
 void NpyFile::commit() {
-  if (rename(temporary_.c_str(), path_.c_str()) != 0)
+  if (rename(temporary_.c_str(), target_.c_str()) != 0)
     throw FileError(fmt::format("{}: cannot be written: {}", path_.string(), system_error()));
+  forget(temporary_);
   temporary_.clear();
 }
 

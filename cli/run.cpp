@@ -88,7 +88,7 @@ Shape strides_of(const Shape& shape) {
 /// the last.
 int64_t sample_rows(const ForwardProblem& p) {
   // In operations of about a nanosecond; a row costs its memory and a feature of O its comparison, without any key too.
-  const double per_row = 1000 + 20.0 * double(p.d_v) + 2.0 * double(p.d + p.d_v) * double(p.seqlen_k);
+  const double per_row = 1000 + 50.0 * double(p.d_v) + 2.0 * double(p.d + p.d_v) * double(p.seqlen_k);
   return std::max<int64_t>(2, int64_t(1e9 / per_row));
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <system_error>
 #include <thread>
 
 #include "dtype.hpp"
@@ -94,8 +95,13 @@ Result all_rows(const ForwardProblem& p, int threads, RowFunction row_function) 
     }
   };
   std::vector<std::jthread> others;
-  for (int t = 1; t < threads; ++t) others.emplace_back(share, t, threads);
+  try {
+    for (int t = 1; t < threads; ++t) others.emplace_back(share, t, threads);
+  } catch (const std::system_error&) {
+    // No more threads: this one takes their shares.
+  }
   share(0, std::max(threads, 1));
+  for (int t = 1 + int(others.size()); t < threads; ++t) share(t, threads);
   others.clear();  // joins
   return result;
 }

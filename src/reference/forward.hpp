@@ -22,10 +22,12 @@ double forward_row(const ForwardProblem& problem, std::int64_t batch, std::int64
 
 /// The same computation done plainly in the problem's precision: S, P and O rounded to the dtype, sums in f32, P =
 /// exp(S - max) normalised before it is rounded. Its error against forward() is the yardstick of the tolerance.
-/// `round_scores` = false leaves S in f32: the yardstick where S is exact in f32 and large, so that rounding it would move the weights.
+/// `round_scores` = false leaves S in f32: the yardstick where S is exact in f32 and large, so that rounding it would
+/// move the weights.
 Result plain_forward(const ForwardProblem& problem, int threads = 1, bool round_scores = true);
 
-/// |softmax_scale| * max over the visible keys j of sum_c |q_c k_jc|: what the rounding errors of a row's scores are relative to.
+/// |softmax_scale| * max over the visible keys j of sum_c |q_c k_jc|: what the rounding errors of a row's scores are
+/// relative to.
 double score_magnitude(const ForwardProblem& problem, std::int64_t batch, std::int64_t head, std::int64_t row);
 
 }  // namespace fa3::reference

@@ -1,11 +1,13 @@
 // The fa3 command from end to end: results, messages, exit codes, and that nothing is left behind on errors.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
+#include <csignal>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -23,11 +25,16 @@ struct Outcome {
 
 class Command : public testing::Test {
  protected:
-  Outcome fa3(const std::string& arguments) const {
-    const std::string command = std::string("'" FA3_COMMAND "' ") + arguments + " >" + logs_.file("out") + " 2>" +
-                                logs_.file("err") + " </dev/null";
-    const int status = std::system(command.c_str());
-    return {WEXITSTATUS(status), read_file(logs_.file("out")), read_file(logs_.file("err"))};
+  /// What a shell makes of `command`.
+  Outcome shell(const std::string& command) const {
+    const int status =
+        std::system(("{ " + command + "\n} >" + logs_.file("out") + " 2>" + logs_.file("err") + " </dev/null").c_str());
+    const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    return {code, read_file(logs_.file("out")), read_file(logs_.file("err"))};
+  }
+  /// `before` is of the shell: fa3 runs after it.
+  Outcome fa3(const std::string& arguments, const std::string& before = "") const {
+    return shell(before + " '" FA3_COMMAND "' " + arguments);
   }
   std::string path(const std::string& name) const { return directory_.file(name); }
   std::vector<std::string> contents() const { return directory_.contents(); }
@@ -55,10 +62,10 @@ class Command : public testing::Test {
     write_file(path("v.npy"), ramp(descr, v));
   }
   /// fa3 run on the cpu with q.npy, k.npy, v.npy to o.npy.
-  Outcome run(const std::string& more = "") const {
-    return fa3("run --device cpu --q " + path("q.npy") + " --k " + path("k.npy") + " --v " + path("v.npy") + " --out " +
-               path("o.npy") + " " + more);
+  Outcome run(const std::string& more = "", const std::string& before = "") const {
+    return fa3("run --device cpu" + inputs() + " --out " + path("o.npy") + " " + more, before);
   }
+  std::string inputs() const { return " --q " + path("q.npy") + " --k " + path("k.npy") + " --v " + path("v.npy"); }
   /// That `outcome` is an error of bad input that says `what`, and that no output was left.
   void expect_refused(const Outcome& outcome, const std::string& what) const {
     EXPECT_EQ(outcome.code, 2);
@@ -89,8 +96,8 @@ TEST_F(Command, PrintsItsVersion) {
 
 TEST_F(Command, RunsOnTheSimulator) {
   write_inputs("<f4", {1, 70, 2, 64}, {1, 90, 1, 64}, {1, 90, 1, 64});
-  const Outcome outcome = fa3("run --device sim --causal --q " + path("q.npy") + " --k " + path("k.npy") + " --v " + path("v.npy") +
-                              " --out " + path("o.npy"));
+  const Outcome outcome = fa3("run --device sim --causal --q " + path("q.npy") + " --k " + path("k.npy") + " --v " +
+                              path("v.npy") + " --out " + path("o.npy"));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("kernel: f16_d64"), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.out.find("this will take about"), std::string::npos) << outcome.out;
@@ -116,7 +123,8 @@ TEST_F(Command, TraceShowsTheOverlapOfSoftmaxAndGemms) {
     ASSERT_GE(spans[warpgroup].size(), 8u) << warpgroup;
     for (const auto& [begin, end] : spans[warpgroup]) {
       all += end - begin;
-      for (const auto& [from, to] : spans["tensor core"]) covered += std::max(0.0, std::min(end, to) - std::max(begin, from));
+      for (const auto& [from, to] : spans["tensor core"])
+        covered += std::max(0.0, std::min(end, to) - std::max(begin, from));
     }
     EXPECT_GT(covered / all, 0.7) << warpgroup;
   }
@@ -125,8 +133,8 @@ TEST_F(Command, TraceShowsTheOverlapOfSoftmaxAndGemms) {
 TEST_F(Command, RefusesBadUsage) {
   for (const char* arguments :
        {"", "nonsense", "run", "run --out o.npy", "run --nonsense", "check --device gpu", "bench --d 0",
-        "bench --mode quick", "bench --causal --full", "bench --lib x.so", "info extra",
-        "trace --row nonsense", "trace --seqlen 0", "trace --window 5 5", "trace --out /nonexistent/t.json"}) {
+        "bench --mode quick", "bench --causal --full", "bench --lib x.so", "info extra", "trace --row nonsense",
+        "trace --seqlen 0", "trace --window 5 5", "trace --out /nonexistent/t.json"}) {
     const Outcome outcome = fa3(arguments);
     EXPECT_EQ(outcome.code, 2) << arguments;
     EXPECT_TRUE(outcome.err.starts_with("fa3: error: ")) << arguments << ": " << outcome.err;
@@ -243,6 +251,114 @@ TEST_F(Command, RunRefusesWhatTheLibraryRefuses) {
   expect_refused(run(), "heads is 3; it must be a multiple of kv_heads = 2");
   write_inputs("<f4", {1, 4, 2, 8}, {1, 4, 2, 8}, {1, 4, 2, 8});
   expect_refused(run("--scale inf"), "softmax_scale");
+}
+
+TEST_F(Command, RunRefusesWhatTheLibraryRefusesBeforeThereIsAnOutput) {
+  // Arrays without elements may have any extents, and so would O.
+  const auto with = [&](const std::string& q, const std::string& k, const std::string& v, const std::string& data) {
+    write_file(path("q.npy"), npy_bytes(npy_dict("<f2", q), data));
+    write_file(path("k.npy"), npy_bytes(npy_dict("<f2", k), ""));
+    write_file(path("v.npy"), npy_bytes(npy_dict("<f2", v), ""));
+  };
+  const std::string head_dim = "; it must be a multiple of 8 from 8 to 256", row(16, '\0');
+  for (const std::string device : {"cpu", "sim"}) {
+    const std::string run = "run --device " + device + inputs() + " --out " + path("o.npy");
+    for (const std::string d_v : {"1099511627776", "9223372036854775800"}) {
+      with("(1, 1, 1, 8)", "(1, 0, 1, 8)", "(1, 0, 1, " + d_v + ")", row);
+      expect_refused(fa3(run), "d_v is " + d_v + head_dim);
+    }
+    with("(1, 1099511627776, 1, 0)", "(1, 0, 1, 0)", "(1, 0, 1, 8)", "");
+    expect_refused(fa3(run), "d is 0" + head_dim);
+    with("(1, 1099511627776, 0, 8)", "(1, 0, 1, 8)", "(1, 0, 1, 8)", "");
+    expect_refused(fa3(run), "heads is 0; it must be at least 1");
+    with("(0, 4611686018427387904, 1, 8)", "(0, 0, 1, 8)", "(0, 0, 1, 8)", "");
+    expect_refused(fa3(run), "seqlen_q is 4611686018427387904; it must be below 2^31");
+  }
+}
+
+TEST_F(Command, RunRefusesWhatIsNoRegularFile) {
+  write_inputs("<f4", {1, 4, 2, 8}, {1, 4, 2, 8}, {1, 4, 2, 8});
+  ASSERT_EQ(mkfifo(path("pipe").c_str(), 0600), 0);
+  for (const auto& [file, what] : {std::pair<std::string, std::string>{"/dev/zero", "a device or the like"},
+                                   {path("pipe"), "a pipe"},
+                                   {path("."), "a directory"}}) {
+    const std::string message = file + ": is " + what + "; wanted is a regular file";
+    expect_refused(run("--expected " + file), message);
+    expect_refused(fa3("run --device cpu --out " + path("o.npy") + " " + file), message);  // as a .npz
+  }
+}
+
+TEST_F(Command, RunSeesThatItsOutputsAreOneFile) {
+  write_inputs("<f4", {1, 4, 2, 8}, {1, 4, 2, 8}, {1, 4, 2, 8});
+  std::filesystem::create_directory_symlink(".", path("here"));
+  std::filesystem::create_symlink("o.npy", path("link.npy"));
+  const std::string into = "cd " + path(".") + " &&";
+  for (const std::string lse : {"./o.npy", "here/o.npy", "link.npy"})
+    for (const std::string& out : {std::string("o.npy"), path("o.npy")})
+      expect_refused(fa3("run --device cpu" + inputs() + " --out " + out + " --lse " + lse, into),
+                     "--lse and --out are the same file");
+}
+
+TEST_F(Command, RunWritesThroughSymbolicLinks) {
+  write_inputs("<f4", {1, 4, 2, 8}, {1, 4, 2, 8}, {1, 4, 2, 8});
+  std::filesystem::create_directory(path("elsewhere"));
+  write_file(path("elsewhere/lse.npy"), "old");
+  std::filesystem::create_symlink("elsewhere/o.npy", path("o.npy"));  // leads to nothing yet
+  std::filesystem::create_symlink(path("elsewhere/lse.npy"), path("link"));
+  std::filesystem::create_symlink("link", path("lse.npy"));
+  const Outcome outcome = run("--lse " + path("lse.npy"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* name : {"o.npy", "lse.npy"}) {
+    EXPECT_TRUE(std::filesystem::is_symlink(path(name))) << name;
+    EXPECT_NO_THROW(load_npy(path(std::string("elsewhere/") + name)));
+  }
+  std::filesystem::create_symlink("round", path("round"));
+  const Outcome round = fa3("run --device cpu" + inputs() + " --out " + path("round"));
+  EXPECT_EQ(round.code, 2);
+  EXPECT_NE(round.err.find(path("round") + ": cannot be written: "), std::string::npos) << round.err;
+}
+
+TEST_F(Command, RunLeavesNothingBehindOnASignal) {
+  write_inputs("<f4", {1, 256, 1, 64}, {1, 4, 1, 64}, {1, 4, 1, 64});
+  const Outcome outcome = run("", "ulimit -c 0; ulimit -f 64;");  // 32 KiB of the 64 of O, then SIGXFSZ
+  EXPECT_EQ(outcome.code, 128 + SIGXFSZ) << outcome.err;
+  std::vector<std::string> names = contents();
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{"k.npy", "q.npy", "v.npy"}));
+}
+
+TEST_F(Command, AnUnwritableStandardOutputIsExitCode1) {
+  write_inputs("<f4", {1, 4, 2, 8}, {1, 4, 2, 8}, {1, 4, 2, 8});
+  for (const std::string& arguments :
+       {std::string("--version"), std::string("info"), std::string("check --device cpu --cases reported/A02"),
+        "run --device cpu" + inputs() + " --out " + path("o.npy"), std::string("trace --text --seqlen 128")}) {
+    const Outcome outcome = fa3(arguments + " >/dev/full");
+    EXPECT_EQ(outcome.code, 1) << arguments;
+    EXPECT_TRUE(outcome.err.starts_with("fa3: error: ")) << arguments << ": " << outcome.err;
+  }
+}
+
+TEST_F(Command, RunDoesWithoutFurtherThreads) {
+  write_inputs("<f4", {1, 64, 2, 8}, {1, 64, 2, 8}, {1, 64, 2, 8});
+  // No address space holds the stack of another thread.
+  const Outcome outcome = run("", "ulimit -s 137438953472 || exit 77;");
+  if (outcome.code == 77) GTEST_SKIP() << "the size of stacks is limited here";
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
+
+TEST_F(Command, RunComparesWithFp64ForAboutASecond) {
+  // Rows without keys cost little, but not nothing.
+  write_file(path("q.npy"), npy_bytes(npy_dict("<f2", "(1, 150000, 1, 8)"), std::string(2400000, '\0')));
+  write_file(path("k.npy"), npy_bytes(npy_dict("<f2", "(1, 0, 1, 8)"), ""));
+  write_file(path("v.npy"), npy_bytes(npy_dict("<f2", "(1, 0, 1, 256)"), ""));
+  const Outcome outcome = run();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::string before = "error against fp64, ";
+  const std::size_t at = outcome.out.find(before);
+  ASSERT_NE(at, std::string::npos) << outcome.out;
+  const int rows = std::stoi(outcome.out.substr(at + before.size()));
+  EXPECT_GE(rows, 10000);
+  EXPECT_LE(rows, 100000);
 }
 
 TEST_F(Command, RunRefusesBadOptions) {

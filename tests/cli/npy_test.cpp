@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cmath>
+#include <csignal>
 #include <limits>
 
 #include "files.hpp"
@@ -114,6 +115,14 @@ TEST(ParseNpy, RefusesMalformedHeaders) {
             std::string::npos);
 }
 
+TEST(ParseNpy, RefusesWhatFollowsTheDict) {
+  const std::string dict = npy_dict("<f4", "(2, 3)"), nul(1, '\0');
+  EXPECT_EQ(floats(parse(npy_bytes(dict + "   ", raw(six)))), six);
+  for (const std::string& more : {nul, nul + "garbage", "  " + nul, std::string("}"), dict})
+    EXPECT_NE(error_of(npy_bytes(dict + more, raw(six))).find("its .npy header is malformed"), std::string::npos)
+        << more;
+}
+
 TEST(Convert, RefusesFiniteValuesThatBecomeInfinite) {
   const Array array = parse(npy_bytes(npy_dict("<f4", "(2,)"), raw<float>({1, 7e4f})));
   EXPECT_NO_THROW(convert(array, FA3_BF16));
@@ -160,6 +169,29 @@ TEST(LoadNpz, RefusesDamage) {
   EXPECT_THROW(load_npz(path, {"q"}), FileError);
 }
 
+TEST(LoadNpz, RefusesASizeThatIsNotThere) {
+  const TemporaryDirectory directory;
+  const std::string path = directory.file("x.npz");
+  write_zip(path, {{"q.npy", npy_bytes(npy_dict("<f4", "(2, 3)"), raw(six))}}, ZIP_CM_DEFLATE);
+  // The entry's uncompressed size becomes 2^50, which is held by a zip64 field.
+  std::string bytes = read_file(path);
+  const std::size_t entry = bytes.find("PK\x01\x02"), end = bytes.find("PK\x05\x06");
+  ASSERT_TRUE(entry != std::string::npos && end != std::string::npos);
+  ASSERT_EQ(bytes[entry + 30], 0);  // no extra fields yet
+  const std::string field = raw<std::uint16_t>({1, 8}) + raw<std::uint64_t>({std::uint64_t(1) << 50});
+  bytes[end + 12] = char(bytes[end + 12] + int(field.size()));  // bytes of the directory
+  bytes[entry + 30] = char(field.size());
+  bytes.replace(entry + 24, 4, 4, '\xff');
+  bytes.insert(entry + 46 + std::strlen("q.npy"), field);
+  write_file(path, bytes);
+  try {
+    load_npz(path, {"q"});
+    FAIL();
+  } catch (const FileError& error) {
+    EXPECT_TRUE(std::string(error.what()).starts_with(path + ": q: ")) << error.what();
+  }
+}
+
 TEST(NpyFile, IsReadBack) {
   const TemporaryDirectory directory;
   const std::string path = directory.file("o.npy");
@@ -178,6 +210,21 @@ TEST(NpyFile, LeavesNothingBehindUnlessCommitted) {
   const TemporaryDirectory directory;
   { const NpyFile file(directory.file("o.npy"), FA3_F32, {6}, std::as_bytes(std::span(six))); }
   EXPECT_TRUE(directory.contents().empty());
+}
+
+TEST(NpyFile, LeavesNothingBehindOnSignals) {
+  const TemporaryDirectory directory;
+  for (const int signal : {SIGHUP, SIGINT, SIGTERM, SIGXFSZ}) {
+    EXPECT_EXIT(
+        {
+          remove_temporaries_on_signals();
+          const NpyFile o(directory.file("o.npy"), FA3_F32, {6}, std::as_bytes(std::span(six)));
+          const NpyFile lse(directory.file("lse.npy"), FA3_F32, {6}, std::as_bytes(std::span(six)));
+          if (directory.contents().size() == 2) std::raise(signal);
+        },
+        testing::KilledBySignal(signal), "");
+    EXPECT_TRUE(directory.contents().empty()) << signal;
+  }
 }
 
 TEST(CheckWritable, RefusesWhatCannotBeWritten) {

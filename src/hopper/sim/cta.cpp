@@ -24,8 +24,8 @@ constexpr std::uint32_t shared_base = 1024;
 constexpr std::uint32_t poison_bits = 0x7fc0dead;  // a NaN no arithmetic produces
 const float poison = std::bit_cast<float>(poison_bits);
 
-// Rates of the timed model, in cycles (H200; performance limits in docs/performance of the chip: m64nNk16 takes N / 2
-// cycles of the SM's tensor cores, the special-function unit of a sub-core serves 4 lanes per cycle).
+// Rates of the timed model, in cycles of an SM: m64nNk16 takes N / 2 cycles of its tensor cores, the special-function
+// unit of each of its four sub-cores serves 4 lanes per cycle.
 constexpr double product_cycles_per_column = 0.5;
 constexpr double exp2_cycles = 8;
 constexpr double load_latency = 700, load_bytes_per_cycle = 64, barrier_latency = 20;
@@ -406,8 +406,10 @@ void Cta::run(const std::function<void()>& kernel) {
       if (!failure_.empty()) throw Abort{};
     }
     finish_threads();
-  } catch (const Abort&) {
-    // Unwind every fiber that is still inside the kernel.
+  } catch (...) {
+    // A failure of the kernel (Abort), or of the simulator itself, say for want of memory. Unwind every fiber that is
+    // still inside the kernel.
+    if (failure_.empty()) failure_ = "the simulator failed; out of memory?";
     aborting_ = true;
     for (auto& thread : threads_) {
       if (thread->fiber && !thread->finished) {
@@ -1218,11 +1220,12 @@ void Cta::wgmma(hopper::Element element, int columns, bool accumulate, float* d,
   if (!thread.fenced) fail("wgmma without wgmma.fence after the registers were last touched");
   if (columns % 8 != 0 || columns < 8 || columns > 256)
     fail("wgmma: N is " + to_string(columns) + "; it must be a multiple of 8 up to 256");
-  for (const std::uint64_t bits : {a, b}) {
-    if (bits == a && a_registers != nullptr) continue;
+  const auto check_descriptor = [this](std::uint64_t bits) {
     if (Descriptor(bits).swizzle_bytes == 0 || (bits >> 49 & 7) != 0)
       fail("wgmma descriptor: only swizzled operands (32, 64, 128 bytes) with base offset 0 are modelled");
-  }
+  };
+  check_descriptor(b);
+  if (a_registers == nullptr) check_descriptor(a);
 
   const std::size_t index = thread.products++;
   if (index == warpgroup.first + warpgroup.products.size()) {

@@ -1,14 +1,15 @@
 #include "hopper/sim/tensor_map.hpp"
 
 #include <cstring>
-#include <stdexcept>
 #include <string>
+
+#include "error.hpp"
 
 namespace fa3::simulator {
 
 hopper::TensorMap encode(const hopper::TensorMapSpec& spec) {
   const auto refuse = [&](const std::string& why) {
-    throw std::invalid_argument(std::string("tensor map of ") + spec.name + ": " + why);
+    throw Error(FA3_INVALID_ARGUMENT, std::string("tensor map of ") + spec.name + ": " + why);
   };
   if (reinterpret_cast<std::uintptr_t>(spec.data) % 16 != 0) refuse("the base address is not 16-byte aligned");
   for (int i = 0; i < 4; ++i)
@@ -24,7 +25,8 @@ hopper::TensorMap encode(const hopper::TensorMapSpec& spec) {
     refuse("a box row has " + std::to_string(spec.box_features * 2) + " bytes, more than the swizzle's " +
            std::to_string(spec.swizzle_bytes));
   if (spec.box_features * 2 % 16 != 0) refuse("a box row must be a multiple of 16 bytes");
-  if (spec.box_rows == 0 || spec.box_rows > 256) refuse("a box has " + std::to_string(spec.box_rows) + " rows; allowed are 1 to 256");
+  if (spec.box_rows == 0 || spec.box_rows > 256)
+    refuse("a box has " + std::to_string(spec.box_rows) + " rows; allowed are 1 to 256");
   hopper::TensorMap map{};
   static_assert(sizeof(spec) <= sizeof(map.opaque));
   std::memcpy(map.opaque, &spec, sizeof(spec));

@@ -7,7 +7,7 @@
 
 namespace fa3::simulator {
 
-/// As hopper::TensorMapSpec, in the form TMA sees it. Extents and coordinates innermost first.
+/// Throws fa3::Error(FA3_INVALID_ARGUMENT), naming the tensor, for what cuTensorMapEncodeTiled would refuse.
 hopper::TensorMap encode(const hopper::TensorMapSpec& spec);
 hopper::TensorMapSpec decode(const hopper::TensorMap& map);
 

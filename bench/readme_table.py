@@ -1,0 +1,33 @@
+#!/usr/bin/env python3
+"""The README's table from a result file: f16 forward in TFLOP/s, and as a multiple of cuDNN's in the same run.
+
+usage: readme_table.py RESULT.json [--dtype f16|bf16]
+"""
+import argparse
+import json
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result")
+    parser.add_argument("--dtype", default="f16")
+    options = parser.parse_args()
+    result = json.load(open(options.result))
+    rows = {(r["d"], r["causal"], r["seqlen"]): r for r in result["rows"]
+            if r["dtype"] == options.dtype and r.get("mode", "short") == "short" and r["op"] == "forward"}
+    lengths = sorted({seqlen for _, _, seqlen in rows})
+    versions = result.get("peer_versions", {})
+    print(f"{result['device']}, {result['date']}, sources {result['source_hash'][:12]}, {result['compiler']}, PyTorch "
+          f"{versions.get('torch', '?')}, cuDNN {versions.get('cudnn', '?')}. {options.dtype} forward, 16,384 tokens, hidden size 2048;")
+    print(f"TFLOP/s (x cuDNN). In the same run an 8192^3 f16 GEMM gave {result['ceilings']['gemm_f16']:.0f} TFLOP/s.\n")
+    print("| d | mask | " + " | ".join(str(seqlen) for seqlen in lengths) + " |")
+    print("|---|---|" + "---|" * len(lengths))
+    for d in sorted({d for d, _, _ in rows}):
+        for causal in (False, True):
+            cells = [rows[d, causal, seqlen] for seqlen in lengths]
+            print(f"| {d} | {'causal' if causal else 'full'} | "
+                  + " | ".join(f"{r['tflops']:.0f} ({r['tflops'] / r['peers']['cudnn']:.2f})" for r in cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

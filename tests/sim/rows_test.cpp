@@ -1,0 +1,190 @@
+// Every row of the kernel table on the simulator, over cases made to fit its tiles, under every completion policy. All
+// runs of a case must give the same bits, and these must be right (check::judge).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "check/case.hpp"
+#include "kernels/configs.hpp"
+#include "on_simulator.hpp"
+#include "simulate/forward.hpp"
+
+namespace fa3 {
+namespace {
+
+constexpr float nan = std::numeric_limits<float>::quiet_NaN();
+constexpr float infinity = std::numeric_limits<float>::infinity();
+using Row = kernels::ForwardRow;
+enum { q_tensor, k_tensor, v_tensor };
+
+check::Case base(const Row& row, const std::string& name, std::int64_t seqlen_q, std::int64_t seqlen_k, bool causal) {
+  check::Case c;
+  c.name = std::string(row.name) + "/" + name;
+  c.dtype = row.config.element == hopper::Element::f16 ? FA3_F16 : FA3_BF16;
+  c.d = row.config.d;
+  c.d_v = row.config.d_v;
+  c.seqlen_q = seqlen_q;
+  c.seqlen_k = seqlen_k;
+  c.causal = causal;
+  return c;
+}
+
+struct NamedCase {
+  const char* name;
+  check::Case (*make)(const Row&, const char* name);
+};
+
+const NamedCase cases[] = {
+    {"one_key", [](const Row& row, const char* name) { return base(row, name, 1, 1, false); }},
+    {"one_row", [](const Row& row, const char* name) { return base(row, name, 1, row.config.tile_kv + 1, true); }},
+    {"no_keys",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, row.config.tile_q + 3, 0, false);
+       c.heads = 2;
+       return c;
+     }},
+    {"whole_tiles",
+     [](const Row& row, const char* name) { return base(row, name, row.config.tile_q, 2 * row.config.tile_kv, true); }},
+    {"ragged",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, row.config.tile_q + 1, (row.config.stages + 1) * row.config.tile_kv - 1, false);
+       c.heads = c.kv_heads = 2;
+       return c;
+     }},
+    {"more_queries_than_keys",
+     [](const Row& row, const char* name) {
+       return base(row, name, 2 * row.config.tile_q + 70, row.config.tile_kv + 9, true);
+     }},
+    {"more_keys_than_queries",
+     [](const Row& row, const char* name) { return base(row, name, 60, 4 * row.config.tile_kv + 9, true); }},
+    {"grouped_queries",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, 20, 40, true);
+       c.batch = 2;
+       c.heads = 6;
+       c.kv_heads = 2;
+       return c;
+     }},
+    {"narrow",
+     [](const Row& row, const char* name) {  // features that TMA pads
+       check::Case c = base(row, name, 70, row.config.tile_kv + 30, true);
+       c.d -= 56;
+       c.d_v -= 24;
+       c.lse = check::LseLayout::transposed;
+       return c;
+     }},
+    {"nonfinite_neighbours",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, 33, row.config.tile_kv - 5, false);
+       c.batch = c.heads = c.kv_heads = 2;
+       c.patches = {{.tensor = k_tensor, .batch = 1, .value = nan},
+                    {.tensor = v_tensor, .batch = 1, .value = nan},
+                    {.tensor = v_tensor, .batch = 0, .head = 1, .value = infinity},
+                    {.tensor = q_tensor, .batch = 0, .row = 7, .head = 0, .value = nan}};
+       return c;
+     }},
+    {"negative_scale",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, 50, 2 * row.config.tile_kv + 5, true);
+       c.softmax_scale = -0.3f;
+       return c;
+     }},
+    {"zero_scale",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, 50, 2 * row.config.tile_kv + 5, true);
+       c.softmax_scale = 0.0f;
+       return c;
+     }},
+    {"large_logits",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, 50, 3 * row.config.tile_kv, false);
+       c.q.scale = c.k.scale = 30;
+       c.q.quantum = c.k.quantum = 1;
+       return c;
+     }},
+    {"unaligned_rows",
+     [](const Row& row, const char* name) {  // all four tensors go through the workspace
+       check::Case c = base(row, name, 40, row.config.tile_kv + 1, true);
+       c.heads = c.kv_heads = 2;
+       c.q.layout = c.k.layout = c.v.layout = c.o.layout = check::Layout::padded;
+       return c;
+     }},
+    {"transposed_and_repeated",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, 40, row.config.tile_kv + 1, true);
+       c.batch = c.heads = c.kv_heads = 2;
+       c.q.layout = check::Layout::bhsd;
+       c.k.layout = check::Layout::repeat_heads;
+       c.v.layout = check::Layout::repeat_batch;
+       c.o.layout = check::Layout::gapped;
+       c.lse = check::LseLayout::none;
+       return c;
+     }},
+    {"many_tiles",
+     [](const Row& row, const char* name) {  // short ones, so that every buffer is the bottleneck at some time
+       check::Case c = base(row, name, row.config.tile_q + 30, row.config.tile_kv + 40, true);
+       c.heads = 4;
+       c.kv_heads = 2;
+       return c;
+     }},
+};
+
+/// Run 0 is eager, run 1 lazy, the others are random; the number of SMs varies.
+void run(int row, check::Case c, int random_seeds) {
+  c.repeats = 2 + random_seeds;
+  int runs = 0;
+  const auto simulate = [&](const ForwardProblem& problem) {
+    simulator::Options options;
+    options.completion = runs == 0   ? simulator::Completion::eager
+                         : runs == 1 ? simulator::Completion::lazy
+                                     : simulator::Completion::random;
+    options.seed = std::uint64_t(runs);
+    simulator::forward(problem, options, row, 1 + runs % 3);
+    ++runs;
+  };
+  const check::Verdict verdict = check::run_case(c, Device::cpu, test::on_simulator(simulate));
+  EXPECT_TRUE(verdict.passed) << c.name << ", run " << runs << ": " << verdict.message;
+  EXPECT_EQ(runs, c.repeats);
+}
+
+void run(int row, const std::string& name, int random_seeds) {
+  for (const NamedCase& named : cases)
+    if (named.name == name) return run(row, named.make(kernels::forward_rows[row], named.name), random_seeds);
+  FAIL() << "no case is called " << name;
+}
+
+class Rows : public testing::TestWithParam<std::tuple<int, std::string>> {};
+class RowsFull : public Rows {};
+class SeedsFull : public testing::TestWithParam<int> {};
+
+TEST_P(Rows, AreRight) { run(std::get<0>(GetParam()), std::get<1>(GetParam()), 2); }
+
+TEST_P(RowsFull, AreRightWithManySeeds) { run(std::get<0>(GetParam()), std::get<1>(GetParam()), 20); }
+
+/// Two tiles, edge blocks and full ones, once around the K ring.
+TEST_P(SeedsFull, Thousand) {
+  const Row& row = kernels::forward_rows[GetParam()];
+  check::Case c = base(row, "seeds", row.config.tile_q / 2, row.config.stages * row.config.tile_kv + 5, true);
+  c.heads = 2;
+  run(GetParam(), c, 1000);
+}
+
+std::vector<std::string> case_names() {
+  std::vector<std::string> names;
+  for (const NamedCase& named : cases) names.push_back(named.name);
+  return names;
+}
+
+const auto all_rows = testing::Range(0, kernels::forward_row_count);
+const auto all_cases = testing::Combine(all_rows, testing::ValuesIn(case_names()));
+const auto both_names = [](const auto& info) {
+  return std::string(kernels::forward_rows[std::get<0>(info.param)].name) + "_" + std::get<1>(info.param);
+};
+INSTANTIATE_TEST_SUITE_P(Sim, Rows, all_cases, both_names);
+INSTANTIATE_TEST_SUITE_P(Sim, RowsFull, all_cases, both_names);
+INSTANTIATE_TEST_SUITE_P(Sim, SeedsFull, all_rows,
+                         [](const auto& info) { return std::string(kernels::forward_rows[info.param].name) + "_"; });
+
+}  // namespace
+}  // namespace fa3
