@@ -15,6 +15,7 @@ libxsimd-dev     xsimd/xsimd.hpp
 "
 test_needs="
 libgtest-dev     gtest/gtest.h
+libboost-context-dev boost/context/fiber.hpp
 python3          python3
 "
 
