@@ -3,19 +3,19 @@
 //
 // One CTA works on tiles of B_r query rows of one head, B_c keys at a time. Below, row f16_d128 with five key blocks (4
 // down to 0) as `fa3 trace --text` draws it from the simulator; a character is 64 cycles. S4 = Q K(4)^T and PV4 = P(4)
-// V(4) are warpgroup 1's, those with a prime warpgroup 2's. A warpgroup issues S(j+1) and PV(j) in its turn; its
-// softmax of S(j+1) then runs under its own PV(j) (Algorithm 2) and under the other's GEMMs (ping-pong). The producer,
-// warpgroup 0, loads Q, K4, K3, V4, K2, V3, ..: K one block ahead of V.
+// V(4) are warpgroup 1's, those with a prime warpgroup 2's. A warpgroup issues S(j+1) and PV(j) in its turn; its row
+// maxima of S(j+1) then run under its own PV(j) (Algorithm 2), the exponentials under the other's GEMMs (ping-pong).
+// The producer, warpgroup 0, loads Q, K4, K3, V4, K2, V3, ..: K one block ahead of V.
 //
 //   tensor core  [S4    ][S4'   ]    [S3    ][PV4   ][S3'   ][PV4'  ][S2    ][PV3   ][S2'   ][PV3'  ][S1    ][PV2 ]
-//   warpgroup 1          [softmax  ]         [softmax ]                      [softmax ]                      [soft]
-//   warpgroup 2                  [softmax    ]               [softmax ]                      [softmax ]
+//   warpgroup 1          [softmax  ]                 [softmax]                       [softmax]
+//   warpgroup 2                  [softmax   ]                        [softmax]                       [softmax]
 //
 // Inside a warpgroup, one step j -> j+1:
 //
-//   GEMMs       [S(j+1) = Q K(j+1)^T][O += P(j) V(j)       ]
-//   registers                         [max, exp of S(j+1)   ][O *= factor, P(j+1) to 16 bits]
-//   releases                          K(j+1)                V(j)
+//   GEMMs       [S(j+1) = Q K(j+1)^T][O += P(j) V(j)]
+//   registers                         [max of S(j+1)  ][m, rarely; exp, P(j+1) to 16 bits]
+//   releases                          K(j+1)           V(j)
 #pragma once
 
 #include "attention/arguments.hpp"
@@ -211,14 +211,16 @@ class Consumer {
     if constexpr (masked) {
       apply_mask(s, args_, first_row, block * config.tile_kv);
     }
-    const Rescale rescale = softmax.update(s);  // [8] m, l and P(j+1) from S(j+1), under the PV GEMM
-    stamp_(Mark::softmax_done, block);
+    const bool outgrown = softmax.observe(s);  // [8] maxima of S(j+1), under the PV GEMM
     hopper::wgmma_wait<0>(o);
     stamp_(Mark::o_ready, block);
     release_v();
-    rescale_rows(o, rescale);  // [9] O to the new max
+    // [9] Rarely: a new m for the rows that need one. By the whole warp, because raise() exchanges maxima.
+    if (hopper::warp_any(outgrown)) rescale_rows(o, softmax.raise());
+    stamp_(Mark::softmax_begun, block);
+    softmax.exponentiate(s);  // [10] P(j+1) and l, under the other warpgroups' GEMMs
     convert<element>(p, s);
-    stamp_(Mark::converted, block);
+    stamp_(Mark::softmax_done, block);
   }
 
   HOPPER_FUNCTION void attend(const Tile& tile) {
@@ -240,7 +242,10 @@ class Consumer {
       stamp_(Mark::s_ready, block);
       release_k();
       apply_mask(s, args_, first_row, block * config.tile_kv);
-      softmax.update(s);
+      stamp_(Mark::softmax_begun, block);
+      softmax.observe(s);
+      softmax.raise();
+      softmax.exponentiate(s);
       convert<element>(p, s);
       stamp_(Mark::softmax_done, block);
 
@@ -250,7 +255,7 @@ class Consumer {
       HOPPER_NO_UNROLL
       for (; i < walk.count(); ++i) step<false>(first_row, walk.block(i), s, p, o, softmax);
 
-      // [10] Last block: O += P V.
+      // [11] Last block: O += P V.
       if constexpr (!config.o_over_q) {
         release(shared_.q_empty[q_.stage]);
       }
@@ -265,7 +270,7 @@ class Consumer {
     store(o, softmax, tile);
   }
 
-  /// [11] O / l and LSE to global memory. Each warp stages and stores its own 16 rows; only O over Q has to wait for
+  /// [12] O / l and LSE to global memory. Each warp stages and stores its own 16 rows; only O over Q has to wait for
   /// the warpgroup.
   HOPPER_FUNCTION void store(O& o, const OnlineSoftmax& softmax, const Tile& tile) {
     auto& staged = shared_.o(q_.stage);

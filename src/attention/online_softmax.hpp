@@ -13,7 +13,9 @@ struct Rescale {
   float factor[2];
 };
 
-/// Running state of rows r = 0, 1 of this thread: max m and sum l of P over the blocks seen.
+/// Running state of rows r = 0, 1 of this thread: the reference m and the sum l of P over the blocks seen. m is the
+/// row's maximum when it was last raised; it may lag behind by a factor of 2^threshold in P, which saves nearly all
+/// rescaling of O.
 ///
 /// P = 2^(S * scale - m) is one FFMA and one EX2 per element if m is the rounded product max * scale. Its rounding
 /// error is common to the row and cancels in O = P V / l, unless m is so large that the error itself leaves the range
@@ -24,26 +26,48 @@ class OnlineSoftmax {
   HOPPER_FUNCTION explicit OnlineSoftmax(const Scale& scale) : scale_(scale) {}
   OnlineSoftmax(const Scale&&) = delete;  // it is kept by reference
 
-  /// S [64 x columns] becomes P (still f32); m and l take the block in. Returns the factor for O.
+  /// Takes the maxima of this thread's scores. True if one outgrows its row's m by more than the threshold: then the
+  /// warp has to call raise(). Needs no exchange between threads.
   template <int columns>
-  HOPPER_FUNCTION Rescale update(hopper::Accumulator<columns>& s) {
+  HOPPER_FUNCTION bool observe(const hopper::Accumulator<columns>& s) {
+    bool outgrown = false;
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      float largest = s.value[2 * r];
+      HOPPER_UNROLL
+      for (int j = 0; j < columns / 8; ++j) {
+        largest = hopper::maximum(largest, s.value[4 * j + 2 * r]);
+        largest = hopper::maximum(largest, s.value[4 * j + 2 * r + 1]);
+      }
+      largest_[r] = largest;
+      outgrown |= scaled(largest) > m_[r] + threshold;
+    }
+    return outgrown;
+  }
+
+  /// A new m for the rows that need one, decided per row; the others keep theirs, and their factor is exactly 1, so
+  /// that no row's bits depend on another's. l is rescaled here, O by the factors returned. By the whole warp.
+  HOPPER_FUNCTION Rescale raise() {
     Rescale rescale;
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      float block_max = s.value[2 * r];
-      HOPPER_UNROLL
-      for (int j = 0; j < columns / 8; ++j) {
-        block_max = hopper::maximum(block_max, s.value[4 * j + 2 * r]);
-        block_max = hopper::maximum(block_max, s.value[4 * j + 2 * r + 1]);
-      }
-      block_max = hopper::quad_max(block_max);
-      const float candidate = block_max * scale_.scale_log2;
-      const float m = hopper::maximum(m_[r], saturates(candidate) ? block_max * scale_.power_of_two : candidate);
-      const float scale = row_scale(m);
-      // A row that has seen no key yet (m = -inf) must give P = 0, not exp2(-inf + inf).
-      const float finite_m = m == minus_infinity ? 0.0f : m;
-      rescale.factor[r] = hopper::exp2(m_[r] - finite_m);
+      const float candidate = scaled(hopper::quad_max(largest_[r]));
+      const float m = candidate > m_[r] + threshold ? candidate : m_[r];
+      rescale.factor[r] = m == m_[r] ? 1.0f : hopper::exp2(m_[r] - m);
       m_[r] = m;
+      l_[r] *= rescale.factor[r];
+    }
+    return rescale;
+  }
+
+  /// S [64 x columns] becomes P = 2^(S * scale - m) (still f32), at most 2^threshold; l takes the block in.
+  template <int columns>
+  HOPPER_FUNCTION void exponentiate(hopper::Accumulator<columns>& s) {
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float scale = row_scale(m_[r]);
+      // A row that has seen no key yet (m = -inf) must give P = 0, not exp2(-inf + inf).
+      const float finite_m = m_[r] == minus_infinity ? 0.0f : m_[r];
       float sum = 0;
       HOPPER_UNROLL
       for (int j = 0; j < columns / 8; ++j) {
@@ -54,12 +78,12 @@ class OnlineSoftmax {
           sum += x;
         }
       }
-      l_[r] = hopper::fma(l_[r], rescale.factor[r], sum);
+      l_[r] += sum;
     }
-    return rescale;
   }
 
-  /// After the last block, for a row that has seen a key: l summed over the quad, the factor that normalises O, the LSE.
+  /// After the last block, for a row that has seen a key: l summed over the quad, the factor that normalises O, the
+  /// LSE.
   struct Row {
     float normalise, lse;
   };
@@ -72,8 +96,14 @@ class OnlineSoftmax {
 
  private:
   static constexpr float minus_infinity = -__builtin_inff();
+  // P up to 2^8 keeps its relative precision in 16 bits, and P V stays far from the end of f32.
+  static constexpr float threshold = 8;
 
   HOPPER_FUNCTION static bool saturates(float m) { return m > 0x1p27f || m < -0x1p27f; }
+  HOPPER_FUNCTION float scaled(float s) const {
+    const float m = s * scale_.scale_log2;
+    return saturates(m) ? s * scale_.power_of_two : m;
+  }
   HOPPER_FUNCTION float row_scale(float m) const {
     return saturates(m) && m != minus_infinity ? scale_.power_of_two : scale_.scale_log2;
   }
@@ -81,6 +111,7 @@ class OnlineSoftmax {
   const Scale& scale_;
   float m_[2] = {minus_infinity, minus_infinity};
   float l_[2] = {0.0f, 0.0f};
+  float largest_[2];  // of this thread's scores, from observe() to raise()
 };
 
 /// O *= factor, row by row.

@@ -14,9 +14,9 @@ enum class Mark : std::int32_t {
   s_issued,
   pv_issued,
   s_ready,
+  softmax_begun,
   softmax_done,
   o_ready,
-  converted,
   stored,
   load_k,
   load_v

@@ -18,6 +18,8 @@ HOPPER_FUNCTION float log2(float x);
 HOPPER_FUNCTION float fma(float a, float b, float c);
 /// Maximum that ignores a NaN operand. PTX: max.f32.
 HOPPER_FUNCTION float maximum(float a, float b);
+/// Whether x holds in any lane of the warp; by the whole warp. PTX: vote.sync.any.
+HOPPER_FUNCTION bool warp_any(bool x);
 /// Over the four threads of a quad (lanes 4i..4i+3), which hold one accumulator row; all four get the result.
 HOPPER_FUNCTION float quad_max(float x);
 HOPPER_FUNCTION float quad_sum(float x);

@@ -100,9 +100,8 @@ std::vector<Event> events_of_stamps(const std::vector<Stamp>& stamps, int roles)
         case Mark::s_ready:
           from(track + " GEMMs: S", fmt::format("QK warpgroup {}{}", role, block), Mark::turn_taken);
           break;
-        case Mark::softmax_done: from(track, "softmax" + block, Mark::s_ready); break;
+        case Mark::softmax_done: from(track, "softmax" + block, Mark::softmax_begun); break;
         case Mark::o_ready: from(track + " GEMMs: PV", fmt::format("PV warpgroup {}", role), Mark::s_issued); break;
-        case Mark::converted: from(track, "rescale, convert", Mark::o_ready); break;
         default: break;
       }
     }

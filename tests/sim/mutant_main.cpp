@@ -29,12 +29,21 @@ check::Case case_named(const std::string& name) {
     c.kv_heads = 2;
     c.seqlen_q = config.tile_q / 2 + 5;
     c.seqlen_k = (2 * config.stages + 1) * config.tile_kv - 13;
-  } else if (name == "causal") {  // edge blocks and blocks without a mask, logits large enough for O to be rescaled
+  } else if (name == "causal") {  // edge blocks and blocks without a mask, logits that rise
     c.heads = 2;
     c.seqlen_q = config.tile_q + 40;
     c.seqlen_k = c.seqlen_q + 3 * config.tile_kv + 5;
     c.causal = true;
     c.q.scale = 3;
+    // Blocks are visited from the last one down: keys that are hotter the earlier they stand make m rise again and
+    // again.
+    for (int i = 0; 3 + i * config.tile_kv < c.seqlen_k; ++i) {
+      check::Patch hotter;
+      hotter.tensor = 1;
+      hotter.row = 3 + i * config.tile_kv;
+      hotter.times = 40.0 / (1 + i);
+      c.patches.push_back(hotter);
+    }
   } else if (name == "short") {  // one block per tile: Q and V are the only buffers that hold anybody up
     c.heads = 4;
     c.seqlen_q = config.tile_q;

@@ -18,6 +18,8 @@ __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_
 
 __device__ __forceinline__ float maximum(float a, float b) { return fmaxf(a, b); }
 
+__device__ __forceinline__ bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
+
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));

@@ -884,6 +884,16 @@ void Cta::registers(int count, bool claim) {
 // ---- arithmetic that needs other threads or takes noticeable time
 // --------------------------------------------------------------
 
+bool Cta::warp_any(bool x) {
+  Rendezvous& warp = *warps_[std::size_t(thread() / warp_threads)];
+  warp.address[std::size_t(thread() % warp_threads)] = x;
+  meet(warp, warp_threads, "warp_any", false, [&] {
+    warp.result = 0;
+    for (const std::uint32_t vote : warp.address) warp.result += float(vote);
+  });
+  return warp.result > 0;
+}
+
 float Cta::quad_reduce(float value, bool maximum) {
   Rendezvous& quad = *quads_[std::size_t(thread() / 4)];
   quad.value[std::size_t(thread() % 4)] = value;

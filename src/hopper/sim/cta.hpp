@@ -107,6 +107,7 @@ class Cta {
   void fence_async_shared();
   void registers(int count, bool claim);
 
+  bool warp_any(bool x);
   float quad_reduce(float value, bool maximum);
   void account_exp2();
   void account_alu(double warp_cycles, const char* label);

@@ -22,6 +22,7 @@ inline float maximum(float a, float b) {
   return std::fmax(a, b);
 }
 
+inline bool warp_any(bool x) { return simulator::Cta::current().warp_any(x); }
 inline float quad_max(float x) { return simulator::Cta::current().quad_reduce(x, true); }
 inline float quad_sum(float x) { return simulator::Cta::current().quad_reduce(x, false); }
 
