@@ -1,0 +1,69 @@
+// Choices of ForwardConfig that no row of the table makes today, on the simulator: they are there for rows to come.
+#include <gtest/gtest.h>
+
+#include "check/case.hpp"
+#include "kernels/arguments.hpp"
+#include "kernels/configs.hpp"
+#include "on_simulator.hpp"
+#include "simulate/row.hpp"
+
+namespace fa3 {
+namespace {
+
+/// One CTA of a kernel with this config does all tiles of the case; `row` is the table's row of the same tiles.
+template <attention::ForwardConfig config>
+check::Verdict run(const check::Case& c, int row, const simulator::Options& options) {
+  return check::run_case(c, Device::cpu, test::on_simulator([&](const ForwardProblem& problem) {
+                           kernels::ForwardPlan plan = kernels::plan_forward(problem, row);
+                           alignas(256) unsigned next_tile = 0;
+                           const attention::ForwardArguments args =
+                               kernels::forward_arguments(problem, plan, &next_tile, 50 << 20, &simulator::encode);
+                           simulator::Counters counters;
+                           std::vector<simulator::Event> events;
+                           simulator::run_cta<config>(args, options, 0, 1, counters, events);
+                         }));
+}
+
+constexpr attention::ForwardConfig without_turns(attention::ForwardConfig config) {
+  config.turns = attention::Turns::free_running;
+  return config;
+}
+
+constexpr attention::ForwardConfig o_over_q(attention::ForwardConfig config) {
+  config.o_over_q = true;
+  config.q_buffers = 1;
+  return config;
+}
+
+template <attention::ForwardConfig config>
+void expect_right(int row) {
+  check::Case c;
+  c.name = std::string(kernels::forward_rows[row].name) + "/other_config";
+  c.dtype = config.element == hopper::Element::f16 ? FA3_F16 : FA3_BF16;
+  c.heads = 2;
+  c.d = config.d;
+  c.d_v = config.d_v;
+  c.seqlen_q = config.tile_q + 70;
+  c.seqlen_k = 5 * config.tile_kv + 9;
+  c.causal = true;
+  for (const simulator::Completion completion :
+       {simulator::Completion::eager, simulator::Completion::lazy, simulator::Completion::random}) {
+    const check::Verdict verdict = run<config>(c, row, {completion, 1, false});
+    EXPECT_TRUE(verdict.passed) << simulator::name(completion) << ": " << verdict.message;
+  }
+}
+
+constexpr int row_d64 = kernels::select_forward_row(FA3_F16, 64, 64);
+constexpr int row_d128 = kernels::select_forward_row(FA3_BF16, 128, 128);
+
+TEST(OtherConfigs, FreeRunningWarpgroups) {
+  expect_right<without_turns(kernels::forward_rows[row_d64].config)>(row_d64);
+  expect_right<without_turns(kernels::forward_rows[row_d128].config)>(row_d128);
+}
+
+TEST(OtherConfigs, OStagedOverQWithThreeConsumers) {
+  expect_right<o_over_q(kernels::forward_rows[row_d64].config)>(row_d64);
+}
+
+}  // namespace
+}  // namespace fa3
