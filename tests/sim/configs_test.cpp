@@ -2,27 +2,12 @@
 #include <gtest/gtest.h>
 
 #include "check/case.hpp"
-#include "kernels/arguments.hpp"
 #include "kernels/configs.hpp"
 #include "on_simulator.hpp"
-#include "simulate/row.hpp"
+#include "one_cta.hpp"
 
 namespace fa3 {
 namespace {
-
-/// One CTA of a kernel with this config does all tiles of the case; `row` is the table's row of the same tiles.
-template <attention::ForwardConfig config>
-check::Verdict run(const check::Case& c, int row, const simulator::Options& options) {
-  return check::run_case(c, Device::cpu, test::on_simulator([&](const ForwardProblem& problem) {
-                           kernels::ForwardPlan plan = kernels::plan_forward(problem, row);
-                           alignas(256) unsigned next_tile = 0;
-                           const attention::ForwardArguments args =
-                               kernels::forward_arguments(problem, plan, &next_tile, 50 << 20, &simulator::encode);
-                           simulator::Counters counters;
-                           std::vector<simulator::Event> events;
-                           simulator::run_cta<config>(args, options, 0, 1, counters, events);
-                         }));
-}
 
 constexpr attention::ForwardConfig without_turns(attention::ForwardConfig config) {
   config.turns = attention::Turns::free_running;
@@ -48,7 +33,10 @@ void expect_right(int row) {
   c.causal = true;
   for (const simulator::Completion completion :
        {simulator::Completion::eager, simulator::Completion::lazy, simulator::Completion::random}) {
-    const check::Verdict verdict = run<config>(c, row, {completion, 1, false});
+    const check::Verdict verdict =
+        check::run_case(c, Device::cpu, test::on_simulator([&](const ForwardProblem& problem) {
+                          test::run_one_cta<config>(problem, row, {completion, 1, false});
+                        }));
     EXPECT_TRUE(verdict.passed) << simulator::name(completion) << ": " << verdict.message;
   }
 }

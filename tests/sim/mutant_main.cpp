@@ -6,11 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "hopper/sim/tensor_map.hpp"
-#include "kernels/arguments.hpp"
-#include "kernels/plan.hpp"
 #include "on_simulator.hpp"
-#include "simulate/row.hpp"
+#include "one_cta.hpp"
 
 namespace {
 
@@ -59,18 +56,6 @@ check::Case case_named(const std::string& name) {
   return c;
 }
 
-/// As simulator::forward, for this file's instance of the kernel and problems that TMA can address. One CTA does all
-/// tiles.
-void run(const ForwardProblem& problem, const simulator::Options& options) {
-  kernels::ForwardPlan plan = kernels::plan_forward(problem, FA3_MUTANT_ROW);
-  alignas(256) unsigned next_tile = 0;
-  const attention::ForwardArguments args =
-      kernels::forward_arguments(problem, plan, &next_tile, 50 << 20, &simulator::encode);
-  simulator::Counters counters;
-  std::vector<simulator::Event> events;
-  simulator::run_cta<config>(args, options, 0, 1, counters, events);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -85,8 +70,10 @@ int main(int argc, char** argv) {
     check::Verdict verdict;
     for (int seed = 1; seed <= seeds && verdict.passed; ++seed) {
       const simulator::Options options{completion, std::uint64_t(seed), false};
-      verdict = check::run_case(case_named(argv[1]), Device::cpu,
-                                test::on_simulator([&](const ForwardProblem& problem) { run(problem, options); }));
+      verdict =
+          check::run_case(case_named(argv[1]), Device::cpu, test::on_simulator([&](const ForwardProblem& problem) {
+                            test::run_one_cta<config>(problem, FA3_MUTANT_ROW, options);
+                          }));
     }
     std::cout << simulator::name(completion) << ": " << (verdict.passed ? "passed" : "caught: " + verdict.message)
               << "\n";
