@@ -211,15 +211,13 @@ class Consumer {
     if constexpr (masked) {
       apply_mask(s, args_, first_row, block * config.tile_kv);
     }
-    const bool outgrown = softmax.observe(s);  // [8] maxima of S(j+1), under the PV GEMM
     hopper::wgmma_wait<0>(o);
     stamp_(Mark::o_ready, block);
     release_v();
-    // [9] Rarely: a new m for the rows that need one. By the whole warp, because raise() exchanges maxima.
-    if (hopper::warp_any(outgrown)) rescale_rows(o, softmax.raise());
     stamp_(Mark::softmax_begun, block);
-    softmax.exponentiate(s);  // [10] P(j+1) and l, under the other warpgroups' GEMMs
-    convert<element>(p, s);
+    // [8] P(j+1) against the old m; [9] rarely against a new one. By the whole warp, because raise() exchanges maxima.
+    while (hopper::warp_any(softmax.template exponentiate<element>(p, s))) rescale_rows(o, softmax.raise(s));
+    softmax.accept();
     stamp_(Mark::softmax_done, block);
   }
 
@@ -243,10 +241,9 @@ class Consumer {
       release_k();
       apply_mask(s, args_, first_row, block * config.tile_kv);
       stamp_(Mark::softmax_begun, block);
-      softmax.observe(s);
-      softmax.raise();
-      softmax.exponentiate(s);
-      convert<element>(p, s);
+      softmax.raise(s);
+      softmax.template exponentiate<element>(p, s);
+      softmax.accept();
       stamp_(Mark::softmax_done, block);
 
       int i = 1;

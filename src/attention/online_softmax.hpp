@@ -13,9 +13,12 @@ struct Rescale {
   float factor[2];
 };
 
-/// Running state of rows r = 0, 1 of this thread: the reference m and the sum l of P over the blocks seen. m is the
-/// row's maximum when it was last raised; it may lag behind by a factor of 2^threshold in P, which saves nearly all
-/// rescaling of O.
+/// Running state of rows r = 0, 1 of this thread: the reference m and the sum l of P over the blocks seen.
+///
+/// m lags behind the row's maximum: a block is exponentiated against the m of earlier blocks, and only if its sum shows
+/// that P left the range in which 16 bits represent it well is m raised to the maximum and the block done again. So the
+/// usual block needs no maximum, no exchange between threads and no rescaling of O (the maxima of Algorithm 1, line 10,
+/// are a rare path), and the result is as exact: P keeps its relative precision and O = P V / l does not depend on m.
 ///
 /// P = 2^(S * scale - m) is one FFMA and one EX2 per element if m is the rounded product max * scale. Its rounding
 /// error is common to the row and cancels in O = P V / l, unless m is so large that the error itself leaves the range
@@ -26,11 +29,40 @@ class OnlineSoftmax {
   HOPPER_FUNCTION explicit OnlineSoftmax(const Scale& scale) : scale_(scale) {}
   OnlineSoftmax(const Scale&&) = delete;  // it is kept by reference
 
-  /// Takes the maxima of this thread's scores. True if one outgrows its row's m by more than the threshold: then the
-  /// warp has to call raise(). Needs no exchange between threads.
+  /// P = 2^(S * scale - m) in 16 bits, as the A operand of P V (an accumulator's layout is already that of the operand),
+  /// and its sums. True if a row outgrew its m: then P is void, and the warp has to raise() and call again.
+  template <hopper::Element element, int columns>
+  HOPPER_FUNCTION bool exponentiate(hopper::OperandA<columns>& p, const hopper::Accumulator<columns>& s) {
+    float scale[2];
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      scale[r] = row_scale(m_[r]);
+      sum_[r] = 0;
+    }
+    HOPPER_UNROLL
+    for (int i = 0; i < columns / 4; ++i) {
+      const int r = i % 2;
+      const float a = hopper::exp2(hopper::fma(s.value[2 * i], scale[r], -m_[r]));
+      const float b = hopper::exp2(hopper::fma(s.value[2 * i + 1], scale[r], -m_[r]));
+      sum_[r] += a;
+      sum_[r] += b;
+      p.value[i] = hopper::pack2<element>(a, b);
+    }
+    return sum_[0] > largest_sum || sum_[1] > largest_sum;
+  }
+
+  /// Takes the block of the last exponentiate() into l.
+  HOPPER_FUNCTION void accept() {
+    l_[0] += sum_[0];
+    l_[1] += sum_[1];
+  }
+
+  /// m becomes the maximum of S in the rows that outgrew it; the others keep theirs, and their factor is exactly 1, so
+  /// that no row's bits depend on another's. l is rescaled here, O by the factors returned. By the whole warp. Before
+  /// the first exponentiate() every row counts as outgrown.
   template <int columns>
-  HOPPER_FUNCTION bool observe(const hopper::Accumulator<columns>& s) {
-    bool outgrown = false;
+  HOPPER_FUNCTION Rescale raise(const hopper::Accumulator<columns>& s) {
+    Rescale rescale;
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
       float largest = s.value[2 * r];
@@ -39,47 +71,14 @@ class OnlineSoftmax {
         largest = hopper::maximum(largest, s.value[4 * j + 2 * r]);
         largest = hopper::maximum(largest, s.value[4 * j + 2 * r + 1]);
       }
-      largest_[r] = largest;
-      outgrown |= scaled(largest) > m_[r] + threshold;
-    }
-    return outgrown;
-  }
-
-  /// A new m for the rows that need one, decided per row; the others keep theirs, and their factor is exactly 1, so
-  /// that no row's bits depend on another's. l is rescaled here, O by the factors returned. By the whole warp.
-  HOPPER_FUNCTION Rescale raise() {
-    Rescale rescale;
-    HOPPER_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const float candidate = scaled(hopper::quad_max(largest_[r]));
-      const float m = candidate > m_[r] + threshold ? candidate : m_[r];
+      const bool outgrown = hopper::quad_max(sum_[r]) > largest_sum;
+      const float candidate = scaled(hopper::quad_max(largest));
+      const float m = outgrown && candidate > m_[r] ? candidate : m_[r];
       rescale.factor[r] = m == m_[r] ? 1.0f : hopper::exp2(m_[r] - m);
       m_[r] = m;
       l_[r] *= rescale.factor[r];
     }
     return rescale;
-  }
-
-  /// S [64 x columns] becomes P = 2^(S * scale - m) (still f32), at most 2^threshold; l takes the block in.
-  template <int columns>
-  HOPPER_FUNCTION void exponentiate(hopper::Accumulator<columns>& s) {
-    HOPPER_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const float scale = row_scale(m_[r]);
-      // A row that has seen no key yet (m = -inf) must give P = 0, not exp2(-inf + inf).
-      const float finite_m = m_[r] == minus_infinity ? 0.0f : m_[r];
-      float sum = 0;
-      HOPPER_UNROLL
-      for (int j = 0; j < columns / 8; ++j) {
-        HOPPER_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          float& x = s.value[4 * j + 2 * r + e];
-          x = hopper::exp2(hopper::fma(x, scale, -finite_m));
-          sum += x;
-        }
-      }
-      l_[r] += sum;
-    }
   }
 
   /// After the last block, for a row that has seen a key: l summed over the quad, the factor that normalises O, the
@@ -95,23 +94,24 @@ class OnlineSoftmax {
   }
 
  private:
-  static constexpr float minus_infinity = -__builtin_inff();
-  // P up to 2^8 keeps its relative precision in 16 bits, and P V stays far from the end of f32.
-  static constexpr float threshold = 8;
+  // m of a row that has seen no key: P of any finite score is infinite and so outgrows it, that of a masked one (-inf)
+  // is 0.
+  static constexpr float unseen = -0x1.fffffep127f;
+  // Of one thread's share of a row in one block. P is at most this: far from the end of f16, and P V from that of f32.
+  // At least 2^9, because right after raise() rounding of m may still leave each of 32 P at 2^4.
+  static constexpr float largest_sum = 0x1p12f;
 
   HOPPER_FUNCTION static bool saturates(float m) { return m > 0x1p27f || m < -0x1p27f; }
   HOPPER_FUNCTION float scaled(float s) const {
     const float m = s * scale_.scale_log2;
     return saturates(m) ? s * scale_.power_of_two : m;
   }
-  HOPPER_FUNCTION float row_scale(float m) const {
-    return saturates(m) && m != minus_infinity ? scale_.power_of_two : scale_.scale_log2;
-  }
+  HOPPER_FUNCTION float row_scale(float m) const { return saturates(m) ? scale_.power_of_two : scale_.scale_log2; }
 
   const Scale& scale_;
-  float m_[2] = {minus_infinity, minus_infinity};
+  float m_[2] = {unseen, unseen};
   float l_[2] = {0.0f, 0.0f};
-  float largest_[2];  // of this thread's scores, from observe() to raise()
+  float sum_[2] = {__builtin_inff(), __builtin_inff()};  // of P, this thread's share of the block
 };
 
 /// O *= factor, row by row.
@@ -125,13 +125,6 @@ HOPPER_FUNCTION void rescale_rows(hopper::Accumulator<columns>& o, const Rescale
       o.value[4 * j + 2 * r + 1] *= rescale.factor[r];
     }
   }
-}
-
-/// P in 16 bits, as the A operand of P V: an accumulator's layout is already that of the operand.
-template <hopper::Element element, int columns>
-HOPPER_FUNCTION void convert(hopper::OperandA<columns>& p, const hopper::Accumulator<columns>& s) {
-  HOPPER_UNROLL
-  for (int i = 0; i < columns / 4; ++i) p.value[i] = hopper::pack2<element>(s.value[2 * i], s.value[2 * i + 1]);
 }
 
 }  // namespace HOPPER_BACKEND

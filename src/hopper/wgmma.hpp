@@ -37,6 +37,13 @@ HOPPER_FUNCTION std::uint64_t descriptor(std::uint32_t address, int leading_byte
          std::uint64_t(stride_bytes >> 4) << 32 | std::uint64_t(1) << 62;
 }
 
+/// The descriptor of the same matrix, `bytes` further on. Addresses end below 2^18, so nothing carries out of the field,
+/// and one 32-bit addition serves.
+HOPPER_FUNCTION std::uint64_t advance(std::uint64_t descriptor, int bytes) {
+  const std::uint32_t low = std::uint32_t(descriptor) + std::uint32_t(bytes >> 4);
+  return (descriptor >> 32) << 32 | low;
+}
+
 /// One m64nNk16 instruction, N = columns. WgmmaSS<element, columns>::issue<accumulate>(d, a, b): D (+)= A B^T, both
 /// operands by descriptor, contiguous along the depth. WgmmaRS<element, columns>::issue(d, a, b): D += A B, A in four
 /// registers, B by descriptor, contiguous along the columns. `d` is an accumulator's value array.
@@ -68,15 +75,15 @@ HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const SharedTile<a_row
                                const SharedTile<columns, depth>& b) {
   using A = SharedTile<a_rows, depth>;
   using B = SharedTile<columns, depth>;
-  const std::uint32_t a_address = shared_address(&a) + first_row * A::row_bytes;
-  const std::uint32_t b_address = shared_address(&b);
   constexpr int eight_rows = 8 * A::row_bytes;
+  const std::uint64_t a_begin = descriptor(shared_address(&a) + first_row * A::row_bytes, 16, eight_rows);
+  const std::uint64_t b_begin = descriptor(shared_address(&b), 16, eight_rows);
   wgmma_fence();
   HOPPER_UNROLL
   for (int k = 0; k < depth; k += 16) {
     const int panel = k / A::panel_columns, within = 2 * (k % A::panel_columns);
-    const std::uint64_t a_matrix = descriptor(a_address + panel * A::panel_bytes + within, 16, eight_rows);
-    const std::uint64_t b_matrix = descriptor(b_address + panel * B::panel_bytes + within, 16, eight_rows);
+    const std::uint64_t a_matrix = advance(a_begin, panel * A::panel_bytes + within);
+    const std::uint64_t b_matrix = advance(b_begin, panel * B::panel_bytes + within);
     if (k == 0) {
       WgmmaSS<element, columns>::template issue<0>(acc.value, a_matrix, b_matrix);
     } else {
@@ -90,12 +97,11 @@ template <Element element, int depth, int columns>
 HOPPER_FUNCTION void issue_ab(Accumulator<columns>& acc, const OperandA<depth>& a,
                               const SharedTile<depth, columns>& b) {
   using B = SharedTile<depth, columns>;
-  const std::uint32_t b_address = shared_address(&b);
+  const std::uint64_t b_begin = descriptor(shared_address(&b), B::panel_bytes, 8 * B::row_bytes);
   wgmma_fence();
   HOPPER_UNROLL
   for (int k = 0; k < depth; k += 16) {
-    WgmmaRS<element, columns>::issue(acc.value, a.value + k / 4,
-                                     descriptor(b_address + k * B::row_bytes, B::panel_bytes, 8 * B::row_bytes));
+    WgmmaRS<element, columns>::issue(acc.value, a.value + k / 4, advance(b_begin, k * B::row_bytes));
   }
 }
 
