@@ -26,7 +26,7 @@ constexpr double text_columns = 98, cycles_per_column = 64;
 
 struct TraceOptions {
   std::string row = "f16_d128", device = "sim", out, picture;
-  int seqlen = 640;
+  int seqlen = 640, heads = 1;
   bool causal = false, text = false;
   std::vector<double> window;
 };
@@ -40,27 +40,28 @@ int find_row(const std::string& name) {
   throw UsageError(fmt::format("--row is {}; rows are {}", name, known));
 }
 
-/// One head of random normal data in host memory.
+/// Random normal data in host memory.
 struct SmallProblem {
   std::vector<std::uint16_t> q, k, v, o;
   ForwardProblem problem;
 
-  SmallProblem(const kernels::ForwardConfig& config, int seqlen, bool causal) {
+  SmallProblem(const kernels::ForwardConfig& config, int seqlen, int heads, bool causal) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     const bool f16 = config.element == hopper::Element::f16;
     problem.dtype = f16 ? FA3_F16 : FA3_BF16;
-    problem.batch = problem.heads = problem.kv_heads = 1;
+    problem.batch = 1;
+    problem.heads = problem.kv_heads = heads;
     problem.seqlen_q = problem.seqlen_k = seqlen;
     problem.d = config.d;
     problem.d_v = config.d_v;
     problem.softmax_scale = float(1 / std::sqrt(double(config.d)));
     problem.causal = causal;
     const auto fill = [&](std::vector<std::uint16_t>& data, TensorRef& tensor, int d) {
-      data.resize(std::size_t(seqlen) * std::size_t(d));
+      data.resize(std::size_t(seqlen) * std::size_t(heads) * std::size_t(d));
       for (std::uint16_t& x : data)
         x = f16 ? from_float<Half>(normal(random)).bits : from_float<Bfloat16>(normal(random)).bits;
-      tensor = {data.data(), {1, seqlen, 1, d}, {0, seqlen > 1 ? d : 0, 0, 1}};
+      tensor = {data.data(), {1, seqlen, heads, d}, {0, seqlen > 1 ? heads * d : 0, heads > 1 ? d : 0, 1}};
     };
     fill(q, problem.q, config.d);
     fill(k, problem.k, config.d);
@@ -93,6 +94,8 @@ int trace(const TraceOptions& options) {
   const kernels::ForwardConfig& config = kernels::forward_rows[row].config;
   if (options.seqlen < 1 || options.seqlen > 65536)
     throw UsageError(fmt::format("--seqlen is {}; allowed are 1 to 65536", options.seqlen));
+  if (options.heads < 1 || options.heads > 65536)
+    throw UsageError(fmt::format("--heads is {}; allowed are 1 to 65536", options.heads));
   if (!options.window.empty() && !(options.window[0] < options.window[1]))
     throw UsageError(
         fmt::format("--window is {} {}; the end must be after the begin", options.window[0], options.window[1]));
@@ -101,7 +104,7 @@ int trace(const TraceOptions& options) {
     throw UsageError("--text draws the simulator's schedule and goes with neither --device cuda nor --out nor --svg");
   for (const std::string& path : {options.out, options.picture})
     if (!path.empty()) check_writable(path);
-  SmallProblem small(config, options.seqlen, options.causal);
+  SmallProblem small(config, options.seqlen, options.heads, options.causal);
   std::vector<simulator::Event> events;
   if (simulated) {
     const double seconds = simulator::estimate_seconds(small.problem);
@@ -115,7 +118,7 @@ int trace(const TraceOptions& options) {
       fmt::print(
           "{} on the simulator, seqlen {}, {}: one CTA, times in cycles of a simple model of the machine's rates\n",
           options.row, options.seqlen, options.causal ? "causal" : "full");
-      print_counters(run.counters, double((options.seqlen + config.tile_q - 1) / config.tile_q));
+      print_counters(run.counters, double(options.heads) * ((options.seqlen + config.tile_q - 1) / config.tile_q));
     }
   } else {
 #if defined(FA3_WITH_CUDA)
@@ -157,7 +160,8 @@ void add_trace(CLI::App& app, Action& action) {
       ->add_option("--row", options->row,
                    "Row of the kernel table, see fa3 info; on cuda the f16 rows (default f16_d128)")
       ->option_text("NAME");
-  command->add_option("--seqlen", options->seqlen, "Queries and keys of the one head that is run (default 640)")
+  command->add_option("--seqlen", options->seqlen, "Queries and keys per head (default 640)");
+  command->add_option("--heads", options->heads, "Heads; with more tiles than the chip has SMs, a CTA does several (default 1)")
       ->option_text("N");
   command->add_flag("--causal", options->causal, "Causal mask");
   command

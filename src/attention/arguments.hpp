@@ -14,20 +14,25 @@ namespace fa3::attention {
 struct Scale {
   float scale_log2;    // |softmax_scale| * log2(e)
   float power_of_two;  // the smallest power of two >= scale_log2; see OnlineSoftmax
+  float ratio;         // scale_log2 / power_of_two
   float sign;          // 1, -1 or 0; other than 1 only edge blocks apply it, so every block becomes one
 };
 
 struct Stamp;
 
 struct ForwardArguments {
-  hopper::TensorMap q, k, v, o;  // boxes of tile_q, tile_kv, tile_kv and 16 rows
+  // Boxes of tile_q, tile_kv / cluster, tile_kv / cluster and 16 rows.
+  hopper::TensorMap q, k, v, o;
+  std::uint16_t* o_data;  // where registers are stored directly
+  std::int64_t o_stride[3];      // batch, head, row
+  int o_columns;
   float* lse;                    // null: not wanted
   std::int64_t lse_stride[3];    // batch, head, row
   Mask mask;
   TileOrder order;
   int group;  // query heads per key/value head
   Scale scale;
-  unsigned* next_tile;  // dynamic scheduler's counter, 0 at launch
+  unsigned* next_item;  // dynamic schedule: a counter, 0 at launch. Null: a static schedule
   Stamp* stamps;        // read only by a row with config.trace: stamps_per_role for each role of CTA 0, or null
 };
 

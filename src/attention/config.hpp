@@ -13,6 +13,13 @@ enum class Turns : unsigned char {
   gemm           // ping-pong: in turn, so that one's softmax runs under the others' GEMMs
 };
 
+/// How O gets from registers to global memory.
+enum class Output : unsigned char {
+  own_buffer,   // staged in shared memory of its own, stored by TMA
+  over_q,       // staged in Q's buffer, which frees shared memory, but keeps Q from being loaded ahead
+  by_registers  // not staged: stored by the threads, 32 bytes of a row at a time
+};
+
 struct ForwardConfig {
   hopper::Element element;
   int d;          // features of Q and K, padded to a multiple of 64
@@ -21,8 +28,9 @@ struct ForwardConfig {
   int tile_kv;    // B_c: keys of a block, a multiple of 16
   int stages;     // depth of the K/V ring
   int q_buffers;  // 2: the next tile's Q is loaded under this tile
-  bool o_over_q;  // O is staged in Q's buffer (frees shared memory), else in its own
+  Output output;
   Turns turns;
+  int cluster;  // CTAs that share their K and V by multicast, with neighbouring tiles of the same head
   bool trace = false;  // records Stamps; never in the product
 
   constexpr int consumer_warpgroups() const { return tile_q / 64; }
@@ -37,7 +45,8 @@ struct ForwardConfig {
 
   constexpr bool valid() const {
     return d % 64 == 0 && d_v % 64 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&
-           tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 && q_buffers >= 1 && (!o_over_q || d_v <= d);
+           tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 && q_buffers >= 1 && (output != Output::over_q || d_v <= d) &&
+           (cluster == 1 || cluster == 2) && tile_kv / cluster % 8 == 0;
   }
 };
 

@@ -28,10 +28,75 @@
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
+/// The blocks loaded for a CTA's tile: those that any tile of its cluster needs.
 template <ForwardConfig config>
-HOPPER_FUNCTION BlockWalk walk_blocks(const ForwardArguments& args, const Tile& tile) {
-  return BlockWalk(args.mask, tile.first_row, config.tile_q, config.tile_kv, args.scale.sign != 1.0f);
+HOPPER_FUNCTION BlockWalk walk_item(const ForwardArguments& args, const Tile& tile) {
+  int first_row = tile.first_row;
+  if constexpr (config.cluster > 1) first_row -= hopper::cluster_rank() * config.tile_q;
+  return BlockWalk::of(args.mask, first_row, config.cluster * config.tile_q, config.tile_kv, args.scale.sign != 1.0f);
 }
+
+// --------------------------------------------------------------------------------------------------------------------
+// Which item comes next. In a cluster with a dynamic schedule, rank 0 takes the item and tells rank 1.
+
+template <ForwardConfig config>
+class ItemQueue {
+ public:
+  HOPPER_FUNCTION ItemQueue(Shared<config>& shared, const ForwardArguments& args)
+      : shared_(shared), args_(args), item_(first()), place_(item_) {}
+
+  HOPPER_FUNCTION int item() const { return item_; }
+
+  /// Asks for the next item. The answer is needed a tile later: asking now hides the latency.
+  HOPPER_FUNCTION void ask() {
+    if (args_.next_item == nullptr) {
+      // Round r gives cluster c item r * clusters + (c + r) % clusters: if a head's items divide the number of clusters,
+      // each cluster still gets different ones.
+      ++round_;
+      place_ = place_ + 1 == clusters() ? 0 : place_ + 1;
+      item_ = round_ * clusters() + place_;
+    } else if (takes()) {
+      item_ = clusters() + static_cast<int>(hopper::atomic_add(args_.next_item, 1u));
+    }
+  }
+  /// Makes it this CTA's item.
+  HOPPER_FUNCTION void receive() {
+    if constexpr (config.cluster > 1) {
+      if (args_.next_item == nullptr) return;
+      auto& handover = shared_.handover;
+      if (takes()) {
+        handover.empty[slot_.stage].wait(slot_.phase ^ 1);
+        hopper::send_word(handover.item[slot_.stage], static_cast<std::uint32_t>(item_), handover.full[slot_.stage], 1);
+      } else {
+        handover.full[slot_.stage].arrive_expect_bytes(sizeof(std::uint32_t));
+        handover.full[slot_.stage].wait(slot_.phase);
+        item_ = static_cast<int>(hopper::load_shared(handover.item[slot_.stage]));
+        handover.empty[slot_.stage].arrive_remote(0);
+      }
+      ++slot_;
+    }
+  }
+
+ private:
+  HOPPER_FUNCTION static int first() {
+    if constexpr (config.cluster > 1) return hopper::cluster();
+    return hopper::cta();
+  }
+  HOPPER_FUNCTION static int clusters() {
+    if constexpr (config.cluster > 1) return hopper::cluster_count();
+    return hopper::cta_count();
+  }
+  HOPPER_FUNCTION static bool takes() {
+    if constexpr (config.cluster > 1) return hopper::cluster_rank() == 0;
+    return true;
+  }
+
+  Shared<config>& shared_;
+  const ForwardArguments& args_;
+  int item_;
+  int place_, round_ = 0;  // of a static schedule
+  Cursor<2> slot_;
+};
 
 // --------------------------------------------------------------------------------------------------------------------
 // Producer: one thread. K runs one block ahead of V, because a consumer needs K(j+1) before it needs V(j).
@@ -43,28 +108,37 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
   Cursor<config.stages> k, v;
   Stamps<config.trace> stamp(args.stamps, 0, true);
 
+  const auto load = [&](auto& tile, const hopper::TensorMap& map, const hopper::Coordinates& at, hopper::Mbarrier& full) {
+    if constexpr (config.cluster > 1) {
+      hopper::load_tile_multicast<config.cluster>(tile, map, at, full);
+    } else {
+      hopper::load_tile(tile, map, at, full);
+    }
+  };
   const auto load_k = [&](const Tile& tile, int block) {
     shared.k_empty[k.stage].wait(k.phase ^ 1);
     shared.k_full[k.stage].arrive_expect_bytes(S::KTile::bytes);
-    hopper::load_tile(shared.k[k.stage], args.k, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
-                      shared.k_full[k.stage]);
+    load(shared.k[k.stage], args.k, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
+         shared.k_full[k.stage]);
     stamp(Mark::load_k, block);
     ++k;
   };
   const auto load_v = [&](const Tile& tile, int block) {
     shared.v_empty[v.stage].wait(v.phase ^ 1);
     shared.v_full[v.stage].arrive_expect_bytes(S::VTile::bytes);
-    hopper::load_tile(shared.v[v.stage], args.v, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
-                      shared.v_full[v.stage]);
+    load(shared.v[v.stage], args.v, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
+         shared.v_full[v.stage]);
     stamp(Mark::load_v, block);
     ++v;
   };
 
-  int index = hopper::cta();
-  for (;; ++q) {
-    // [1] Take the next tile; its record travels with Q.
-    const bool stop = index >= args.order.count();
-    const Tile tile = stop ? Tile{-1, 0, 0} : args.order.tile(index);
+  for (ItemQueue<config> queue(shared, args);; ++q) {
+    // [1] Take the next item; the record of this CTA's tile travels with Q.
+    const bool stop = queue.item() >= args.order.count();
+    Tile tile = stop ? Tile{-1, 0, 0} : args.order.item(queue.item());
+    if constexpr (config.cluster > 1) {
+      if (!stop) tile.first_row += hopper::cluster_rank() * config.tile_q;
+    }
     shared.q_empty[q.stage].wait(q.phase ^ 1);
     hopper::store_shared(shared.tile[q.stage], tile);
     if (stop) {
@@ -74,16 +148,16 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     // [2] Load Q.
     shared.q_full[q.stage].arrive_expect_bytes(S::QTile::bytes);
     hopper::load_tile(shared.q[q.stage], args.q, {0, tile.first_row, tile.head, tile.batch}, shared.q_full[q.stage]);
-    // The answer is needed a tile later: asking now hides the latency.
-    index = hopper::cta_count() + static_cast<int>(hopper::atomic_add(args.next_tile, 1u));
+    queue.ask();
 
     // [3] Load the K and V blocks through the ring.
-    const BlockWalk walk = walk_blocks<config>(args, tile);
-    for (int i = 0; i < walk.count(); ++i) {
-      load_k(tile, walk.block(i));
-      if (i > 0) load_v(tile, walk.block(i - 1));
+    const BlockWalk walk = walk_item<config>(args, tile);
+    for (int block = walk.end - 1; block >= walk.begin; --block) {
+      load_k(tile, block);
+      if (block + 1 < walk.end) load_v(tile, block + 1);
     }
-    if (walk.count() > 0) load_v(tile, walk.block(walk.count() - 1));
+    if (!walk.empty()) load_v(tile, walk.begin);
+    queue.receive();
   }
 }
 
@@ -124,6 +198,10 @@ struct Turn {
 template <int columns>
 HOPPER_FUNCTION void apply_mask(hopper::Accumulator<columns>& s, const ForwardArguments& args, int first_row,
                                 int first_key) {
+  if (args.scale.sign != 1.0f) {
+    HOPPER_UNROLL
+    for (int i = 0; i < columns / 2; ++i) s.value[i] *= args.scale.sign;
+  }
   HOPPER_UNROLL
   for (int r = 0; r < 2; ++r) {
     const Interval keys = args.mask.visible(first_row + 8 * r);
@@ -133,7 +211,7 @@ HOPPER_FUNCTION void apply_mask(hopper::Accumulator<columns>& s, const ForwardAr
       HOPPER_UNROLL
       for (int e = 0; e < 2; ++e) {
         float& x = s.value[4 * j + 2 * r + e];
-        x = (word >> (2 * j + e)) & 1 ? x * args.scale.sign : -__builtin_inff();
+        x = (word >> (2 * j + e)) & 1 ? x : -__builtin_inff();
       }
     }
   }
@@ -147,6 +225,7 @@ class Consumer {
         args_(args),
         turn_(warpgroup),
         warpgroup_(warpgroup),
+        warp_row_(64 * warpgroup + 16 * hopper::warp_of_warpgroup()),
         stamp_(args.stamps, 1 + warpgroup, hopper::warp_of_warpgroup() == 0 && hopper::lane() == 0) {}
 
   HOPPER_FUNCTION void run() {
@@ -167,12 +246,21 @@ class Consumer {
   using O = hopper::Accumulator<config.d_v>;      // 64 x d_v, f32
 
   /// Row r = 0 of this thread, in the tile.
-  HOPPER_FUNCTION int my_row() const { return 64 * warpgroup_ + 16 * hopper::warp_of_warpgroup() + hopper::lane() / 4; }
+  HOPPER_FUNCTION int my_row() const { return warp_row_ + hopper::lane() / 4; }
 
   /// This warp is done with what `empty` guards.
   HOPPER_FUNCTION static void release(hopper::Mbarrier& empty) {
     hopper::warp_sync();
     if (hopper::lane() == 0) empty.arrive();
+  }
+  /// The same for a block of K or V: every CTA of the cluster writes to it.
+  HOPPER_FUNCTION static void release_block(hopper::Mbarrier& empty) {
+    if constexpr (config.cluster > 1) {
+      hopper::warp_sync();
+      if (hopper::lane() < config.cluster) empty.arrive_remote(hopper::lane());
+    } else {
+      release(empty);
+    }
   }
 
   HOPPER_FUNCTION void issue_s(S& s) {
@@ -186,51 +274,38 @@ class Consumer {
     hopper::wgmma_commit();
   }
   HOPPER_FUNCTION void release_k() {
-    release(shared_.k_empty[k_.stage]);
+    release_block(shared_.k_empty[k_.stage]);
     ++k_;
   }
   HOPPER_FUNCTION void release_v() {
-    release(shared_.v_empty[v_.stage]);
+    release_block(shared_.v_empty[v_.stage]);
     ++v_;
   }
 
-  /// Algorithm 2, the loop body: S, softmax and P of the next block around O += P V of this one.
-  template <bool masked>
-  HOPPER_FUNCTION void step(int first_row, int block, S& s, P& p, O& o, OnlineSoftmax& softmax) {
-    stamp_(Mark::turn_wanted, block);
+  /// A block that other rows of the item need and this warpgroup's do not.
+  HOPPER_FUNCTION void skip() {
     turn_.take();
-    stamp_(Mark::turn_taken, block);
-    issue_s(s);  // [6] S(j+1) = Q K(j+1)^T
-    stamp_(Mark::s_issued, block);
-    issue_pv(o, p);  // [7] O += P(j) V(j)
-    stamp_(Mark::pv_issued, block);
     turn_.pass();
-    hopper::wgmma_wait<1>(s);
-    stamp_(Mark::s_ready, block);
+    shared_.k_full[k_.stage].wait(k_.phase);
     release_k();
-    if constexpr (masked) {
-      apply_mask(s, args_, first_row, block * config.tile_kv);
-    }
-    hopper::wgmma_wait<0>(o);
-    stamp_(Mark::o_ready, block);
+    shared_.v_full[v_.stage].wait(v_.phase);
     release_v();
-    stamp_(Mark::softmax_begun, block);
-    // [8] P(j+1) against the old m; [9] rarely against a new one. By the whole warp, because raise() exchanges maxima.
-    while (hopper::warp_any(softmax.template exponentiate<element>(p, s))) rescale_rows(o, softmax.raise(s));
-    softmax.accept();
-    stamp_(Mark::softmax_done, block);
   }
 
   HOPPER_FUNCTION void attend(const Tile& tile) {
-    const BlockWalk walk = walk_blocks<config>(args_, tile);
+    const BlockWalk item = walk_item<config>(args_, tile);
+    const BlockWalk mine = BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv,
+                                         args_.scale.sign != 1.0f);
     const int first_row = tile.first_row + my_row();
     OnlineSoftmax softmax(args_.scale);
     O o{};
-    if (walk.count() > 0) {
+    int block = item.end - 1;
+    HOPPER_NO_UNROLL
+    for (; block >= maximum(mine.end, item.begin); --block) skip();
+    if (!mine.empty()) {
       S s;
       P p;
-      // [4] [5] First block: S(0) = Q K(0)^T and its softmax; there is no O to rescale yet.
-      const int block = walk.block(0);
+      // [4] First block: S(0) = Q K(0)^T.
       stamp_(Mark::turn_wanted, block);
       turn_.take();
       stamp_(Mark::turn_taken, block);
@@ -239,21 +314,37 @@ class Consumer {
       hopper::wgmma_wait<0>(s);
       stamp_(Mark::s_ready, block);
       release_k();
-      apply_mask(s, args_, first_row, block * config.tile_kv);
-      stamp_(Mark::softmax_begun, block);
-      softmax.raise(s);
-      softmax.template exponentiate<element>(p, s);
-      softmax.accept();
-      stamp_(Mark::softmax_done, block);
+      for (;;) {
+        // [5] P(j) against the m of earlier blocks, and rarely again with a new one: by the whole warp, because raise()
+        // exchanges maxima.
+        if (mine.is_edge(block)) apply_mask(s, args_, first_row, block * config.tile_kv);
+        stamp_(Mark::softmax_begun, block);
+        if (block == mine.end - 1) softmax.begin(s);
+        while (hopper::warp_any(softmax.template exponentiate<element>(p, s))) rescale_rows(o, softmax.raise(s));
+        softmax.accept();
+        stamp_(Mark::softmax_done, block);
+        if (block == mine.begin) break;
+        --block;
 
-      int i = 1;
-      HOPPER_NO_UNROLL
-      for (; i < walk.edges(); ++i) step<true>(first_row, walk.block(i), s, p, o, softmax);
-      HOPPER_NO_UNROLL
-      for (; i < walk.count(); ++i) step<false>(first_row, walk.block(i), s, p, o, softmax);
+        // Algorithm 2: S of the next block and O += P V of this one.
+        stamp_(Mark::turn_wanted, block);
+        turn_.take();
+        stamp_(Mark::turn_taken, block);
+        issue_s(s);  // [6] S(j+1) = Q K(j+1)^T
+        stamp_(Mark::s_issued, block);
+        issue_pv(o, p);  // [7] O += P(j) V(j)
+        turn_.pass();
+        hopper::wgmma_wait<1>(s);
+        stamp_(Mark::s_ready, block);
+        release_k();
+        hopper::wgmma_wait<0>(o);
+        stamp_(Mark::o_ready, block);
+        release_v();
+      }
+      --block;
 
       // [11] Last block: O += P V.
-      if constexpr (!config.o_over_q) {
+      if constexpr (config.output != Output::over_q) {
         release(shared_.q_empty[q_.stage]);
       }
       stamp_(Mark::s_issued, 0);
@@ -261,69 +352,111 @@ class Consumer {
       hopper::wgmma_wait<0>(o);
       stamp_(Mark::o_ready, 0);
       release_v();
-    } else if constexpr (!config.o_over_q) {
+    } else if constexpr (config.output != Output::over_q) {
       release(shared_.q_empty[q_.stage]);
     }
+    HOPPER_NO_UNROLL
+    for (; block >= item.begin; --block) skip();
     store(o, softmax, tile);
   }
 
-  /// [12] O / l and LSE to global memory. Each warp stages and stores its own 16 rows; only O over Q has to wait for
-  /// the warpgroup.
+  /// [12] O / l and LSE to global memory.
   HOPPER_FUNCTION void store(O& o, const OnlineSoftmax& softmax, const Tile& tile) {
+    Rescale normalise;
+    float lse[2];
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      OnlineSoftmax::Row row = softmax.finish(r);
+      if (softmax.nothing_seen(r)) {
+        const Interval keys = args_.mask.visible(tile.first_row + my_row() + 8 * r);
+        if (keys.first >= keys.end) {  // no key: O = 0 even if a NaN stood in a block the tile visited
+          row = {0.0f, -__builtin_inff()};
+          HOPPER_UNROLL
+          for (int j = 0; j < config.d_v / 8; ++j) o.value[4 * j + 2 * r] = o.value[4 * j + 2 * r + 1] = 0.0f;
+        }
+      }
+      normalise.factor[r] = row.normalise;
+      lse[r] = row.lse;
+    }
+    rescale_rows(o, normalise);
+    if constexpr (config.output == Output::by_registers) {
+      store_from_registers(o, tile);
+    } else {
+      store_through_shared(o, tile);
+    }
+    store_lse(lse, tile);
+  }
+
+  HOPPER_FUNCTION void store_lse(const float (&lse)[2], const Tile& tile) {
+    if (args_.lse == nullptr || hopper::lane() % 4 != 0) return;
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = tile.first_row + my_row() + 8 * r;
+      if (row < args_.mask.seqlen_q)
+        args_.lse[tile.batch * args_.lse_stride[0] + tile.head * args_.lse_stride[1] + row * args_.lse_stride[2]] =
+            lse[r];
+    }
+  }
+
+  /// Each warp stages and stores its own 16 rows; only O over Q has to wait for the warpgroup.
+  HOPPER_FUNCTION void store_through_shared(const O& o, const Tile& tile) {
     auto& staged = shared_.o(q_.stage);
-    if constexpr (config.o_over_q) {
+    if constexpr (config.output == Output::over_q) {
       Shared<config>::rows(warpgroup_).sync();
     } else {
       if (hopper::lane() == 0) hopper::store_wait_read<0>();  // the previous tile's O has left
       hopper::warp_sync();
     }
-
-    Rescale normalise;
-    HOPPER_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      OnlineSoftmax::Row row = softmax.finish(r);
-      const int sequence_row = tile.first_row + my_row() + 8 * r;
-      const Interval keys = args_.mask.visible(sequence_row);
-      if (keys.first >= keys.end) {  // no key: O = 0 even if a NaN stood in a block the tile visited
-        row = {0.0f, -__builtin_inff()};
-        HOPPER_UNROLL
-        for (int j = 0; j < config.d_v / 8; ++j) o.value[4 * j + 2 * r] = o.value[4 * j + 2 * r + 1] = 0.0f;
-      }
-      normalise.factor[r] = row.normalise;
-      if (args_.lse != nullptr && hopper::lane() % 4 == 0 && sequence_row < args_.mask.seqlen_q) {
-        args_.lse[tile.batch * args_.lse_stride[0] + tile.head * args_.lse_stride[1] +
-                  sequence_row * args_.lse_stride[2]] = row.lse;
-      }
-    }
-    rescale_rows(o, normalise);
-
-    const int warp_row = 64 * warpgroup_ + 16 * hopper::warp_of_warpgroup();
     HOPPER_UNROLL
     for (int column = 0; column < config.d_v; column += 16) {
       std::uint32_t fragment[4];
       HOPPER_UNROLL
       for (int i = 0; i < 4; ++i)
         fragment[i] = hopper::pack2<element>(o.value[column / 2 + 2 * i], o.value[column / 2 + 2 * i + 1]);
-      hopper::store_matrix(staged, warp_row, column, fragment);
+      hopper::store_matrix(staged, warp_row_, column, fragment);
     }
     hopper::fence_async_shared();
     hopper::warp_sync();
     if (hopper::lane() == 0) {
-      hopper::store_rows(args_.o, {0, tile.first_row + warp_row, tile.head, tile.batch}, staged, warp_row);
+      hopper::store_rows(args_.o, {0, tile.first_row + warp_row_, tile.head, tile.batch}, staged, warp_row_);
       hopper::store_commit();
-      if constexpr (config.o_over_q) {
+      if constexpr (config.output == Output::over_q) {
         hopper::store_wait_read<0>();
         shared_.q_empty[q_.stage].arrive();
       }
     }
     hopper::warp_sync();
-    stamp_(Mark::stored, 0);
+  }
+
+  /// Lanes 2 i and 2 i + 1 exchange halves of two neighbouring groups of eight columns, so that a quad stores 32 bytes
+  /// of a row, eight from each lane: whole sectors of L2.
+  HOPPER_FUNCTION void store_from_registers(const O& o, const Tile& tile) {
+    const bool odd = hopper::lane() % 2 == 1;
+    // Of the pair of groups at column c, this lane stores columns c + 8 odd + 4 (lane / 2 % 2) + 0..3.
+    const int first_column = 8 * (hopper::lane() % 2) + 4 * (hopper::lane() / 2 % 2);
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = tile.first_row + my_row() + 8 * r;
+      std::uint16_t* const to = args_.o_data + tile.batch * args_.o_stride[0] + tile.head * args_.o_stride[1] +
+                                row * args_.o_stride[2] + first_column;
+      HOPPER_UNROLL
+      for (int column = 0; column < config.d_v; column += 16) {
+        const float* const first = o.value + column / 2 + 2 * r;
+        const std::uint32_t even_group = hopper::pack2<element>(first[0], first[1]);
+        const std::uint32_t odd_group = hopper::pack2<element>(first[4], first[5]);
+        const std::uint32_t theirs = hopper::from_neighbour(odd ? even_group : odd_group);
+        const std::uint64_t value = odd ? std::uint64_t(odd_group) << 32 | theirs : std::uint64_t(theirs) << 32 | even_group;
+        if (row < args_.mask.seqlen_q && column + first_column < args_.o_columns)
+          *reinterpret_cast<std::uint64_t*>(to + column) = value;
+      }
+    }
   }
 
   Shared<config>& shared_;
   const ForwardArguments& args_;
   const Turn<config> turn_;
   const int warpgroup_;
+  const int warp_row_;  // the warp's first row in the tile
   Cursor<config.q_buffers> q_;
   Cursor<config.stages> k_, v_;
   [[no_unique_address]] Stamps<config.trace> stamp_;
@@ -345,13 +478,21 @@ HOPPER_FUNCTION void forward(Shared<config>& shared, const ForwardArguments& arg
     hopper::prefetch(args.o);
     shared.init_barriers();
   }
-  hopper::cta_sync();
+  if constexpr (config.cluster > 1) {
+    hopper::cluster_sync();
+  } else {
+    hopper::cta_sync();
+  }
   if (warpgroup == 0) {
     hopper::release_registers<config.producer_registers()>();
     if (leader) produce(shared, args);
   } else {
     hopper::claim_registers<config.consumer_registers()>();
     Consumer<config>(shared, args, warpgroup - 1).run();
+  }
+  if constexpr (config.cluster > 1) {
+    hopper::warp_sync();
+    hopper::cluster_sync();  // the peer may still write to this CTA and arrive on its barriers
   }
 }
 

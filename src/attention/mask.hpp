@@ -28,39 +28,37 @@ struct Mask {
   }
 };
 
-/// The key blocks a tile of rows has to visit, in order: edge blocks first (right edge from the end, then left edge),
-/// so that the loop over them and the unmasked loop over the rest are one after the other.
+/// The key blocks some of a range of rows sees, [begin, end). Those in [full_begin, full_end) every row sees whole; the
+/// others are edge blocks, right (causal) or left (window) of them, and need the mask. Kernels visit from the end to the
+/// begin.
 struct BlockWalk {
-  int begin, end;            // blocks some row sees
-  int full_begin, full_end;  // blocks every row sees whole
+  int begin, end;
+  int full_begin, full_end;
 
-  /// Rows [first_row, first_row + rows), clipped to the sequence. `all_edges`: treat every block as an edge block.
-  constexpr BlockWalk(const Mask& mask, int first_row, int rows, int tile_kv, bool all_edges)
-      : BlockWalk(mask.visible(first_row), mask.visible(first_row + minimum(rows, mask.seqlen_q - first_row) - 1),
-                  tile_kv, all_edges) {}
+  /// Rows [first_row, first_row + rows), clipped to the sequence; none if all lie beyond it. `all_edges`: treat every
+  /// block as an edge block.
+  static constexpr BlockWalk of(const Mask& mask, int first_row, int rows, int tile_kv, bool all_edges) {
+    if (first_row >= mask.seqlen_q) return {0, 0, 0, 0};
+    return of(mask.visible(first_row), mask.visible(first_row + minimum(rows, mask.seqlen_q - first_row) - 1), tile_kv,
+              all_edges);
+  }
 
   /// `top`, `bottom`: what the first and the last row see.
-  constexpr BlockWalk(Interval top, Interval bottom, int tile_kv, bool all_edges) {
-    begin = top.first / tile_kv;
-    end = maximum(blocks_up_to(bottom.end, tile_kv), begin);
-    full_begin = clamp(blocks_up_to(bottom.first, tile_kv), begin, end);
-    full_end = clamp(top.end / tile_kv, full_begin, end);
-    if (all_edges) full_begin = full_end = begin;
+  static constexpr BlockWalk of(Interval top, Interval bottom, int tile_kv, bool all_edges) {
+    BlockWalk walk{};
+    walk.begin = top.first / tile_kv;
+    walk.end = maximum(blocks_up_to(bottom.end, tile_kv), walk.begin);
+    walk.full_begin = clamp(blocks_up_to(bottom.first, tile_kv), walk.begin, walk.end);
+    walk.full_end = clamp(top.end / tile_kv, walk.full_begin, walk.end);
+    if (all_edges) walk.full_begin = walk.full_end = walk.begin;
+    return walk;
   }
 
   /// Blocks that hold keys [0, key); key near 2^31 must not overflow.
   static constexpr int blocks_up_to(int key, int tile_kv) { return key / tile_kv + (key % tile_kv != 0); }
 
-  constexpr int count() const { return end - begin; }
-  /// The first edges() blocks of the walk need the mask.
-  constexpr int edges() const { return count() - (full_end - full_begin); }
-  /// Block number of step i, 0 <= i < count().
-  constexpr int block(int i) const {
-    const int right = end - full_end, left = full_begin - begin;
-    if (i < right) return end - 1 - i;
-    if (i < right + left) return full_begin - 1 - (i - right);
-    return full_end - 1 - (i - right - left);
-  }
+  constexpr bool empty() const { return begin == end; }
+  constexpr bool is_edge(int block) const { return block < full_begin || block >= full_end; }
 };
 
 /// Bit 2 j + e is set if the interval contains column 8 j + column + e (e = 0, 1): the columns of an accumulator row

@@ -57,9 +57,20 @@ class OnlineSoftmax {
     l_[1] += sum_[1];
   }
 
+  /// A first m, from a quarter of the block's scores. Whatever is larger is within P's range or outgrows it.
+  template <int columns>
+  HOPPER_FUNCTION void begin(const hopper::Accumulator<columns>& s) {
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      float largest = s.value[2 * r];
+      HOPPER_UNROLL
+      for (int j = 2; j < columns / 8; j += 2) largest = hopper::maximum(largest, s.value[4 * j + 2 * r]);
+      m_[r] = hopper::maximum(scaled(hopper::quad_max(largest)), unseen);
+    }
+  }
+
   /// m becomes the maximum of S in the rows that outgrew it; the others keep theirs, and their factor is exactly 1, so
-  /// that no row's bits depend on another's. l is rescaled here, O by the factors returned. By the whole warp. Before
-  /// the first exponentiate() every row counts as outgrown.
+  /// that no row's bits depend on another's. l is rescaled here, O by the factors returned. By the whole warp.
   template <int columns>
   HOPPER_FUNCTION Rescale raise(const hopper::Accumulator<columns>& s) {
     Rescale rescale;
@@ -89,9 +100,11 @@ class OnlineSoftmax {
   HOPPER_FUNCTION Row finish(int r) const {
     constexpr float ln_2 = 0.693147180559945f;
     const float l = hopper::quad_sum(l_[r]);
-    const float true_m = m_[r] * (scale_.scale_log2 / row_scale(m_[r]));
-    return {1.0f / l, (true_m + hopper::log2(l)) * ln_2};
+    const float true_m = saturates(m_[r]) ? m_[r] * scale_.ratio : m_[r];
+    return {hopper::reciprocal(l), (true_m + hopper::log2(l)) * ln_2};
   }
+  /// Whether row r has had no score above -inf.
+  HOPPER_FUNCTION bool nothing_seen(int r) const { return m_[r] == unseen; }
 
  private:
   // m of a row that has seen no key: P of any finite score is infinite and so outgrows it, that of a masked one (-inf)
@@ -111,7 +124,7 @@ class OnlineSoftmax {
   const Scale& scale_;
   float m_[2] = {unseen, unseen};
   float l_[2] = {0.0f, 0.0f};
-  float sum_[2] = {__builtin_inff(), __builtin_inff()};  // of P, this thread's share of the block
+  float sum_[2];  // of P, this thread's share of the block
 };
 
 /// O *= factor, row by row.

@@ -31,7 +31,10 @@ struct Cursor {
 ///   q_full      1 + bytes (producer)        consumers   the tile's Q and its Tile record have landed
 ///   q_empty     1 per consumer warp         producer    Q, its Tile record and an O staged over it may be overwritten
 ///   k_full      1 + bytes (producer)        consumers   K block of this stage has landed; v_full likewise
-///   k_empty     1 per consumer warp         producer    this stage's K block may be overwritten; v_empty likewise
+///   k_empty     1 per consumer warp of      producer    this stage's K block may be overwritten, in every CTA of the
+///               every CTA of the cluster                cluster; v_empty likewise
+///   item_full   1 + 4 bytes (rank 1)        rank 1      the number of the next item has come from rank 0
+///   item_empty  1 (rank 1)                  rank 0      rank 1 has read it
 ///   turn[w]     named, two warpgroups       warpgroup w it is w's turn to issue GEMMs
 ///   rows[w]     named, warpgroup w          warpgroup w all of w is done with Q (only where O is staged over it)
 template <ForwardConfig config>
@@ -42,15 +45,22 @@ struct Shared {
   using VTile = hopper::SharedTile<config.tile_kv, config.d_v>;
   using OTile = hopper::SharedTile<config.tile_q, config.d_v>;
   struct Nothing {};
+  struct Nothing2 {};
 
   QTile q[config.q_buffers];
   KTile k[config.stages];
   VTile v[config.stages];
-  [[no_unique_address]] std::conditional_t<config.o_over_q, Nothing, OTile> own_o;
+  [[no_unique_address]] std::conditional_t<config.output == Output::own_buffer, OTile, Nothing> own_o;
   hopper::Mbarrier q_full[config.q_buffers], q_empty[config.q_buffers];
   hopper::Mbarrier k_full[config.stages], k_empty[config.stages];
   hopper::Mbarrier v_full[config.stages], v_empty[config.stages];
   Tile tile[config.q_buffers];
+  // Clusters only: rank 0 of a cluster takes the items and tells rank 1.
+  struct Handover {
+    hopper::Mbarrier full[2], empty[2];
+    std::uint32_t item[2];
+  };
+  [[no_unique_address]] std::conditional_t<(config.cluster > 1), Handover, Nothing2> handover;
 
   /// visit(name, index, object) for every buffer and barrier.
   template <class Visit>
@@ -61,7 +71,7 @@ struct Shared {
     all("q", q);
     all("k", k);
     all("v", v);
-    if constexpr (!config.o_over_q) visit("o", 0, own_o);
+    if constexpr (config.output == Output::own_buffer) visit("o", 0, own_o);
     all("q_full", q_full);
     all("q_empty", q_empty);
     all("k_full", k_full);
@@ -69,6 +79,11 @@ struct Shared {
     all("v_full", v_full);
     all("v_empty", v_empty);
     all("tile", tile);
+    if constexpr (config.cluster > 1) {
+      all("item_full", handover.full);
+      all("item_empty", handover.empty);
+      all("item", handover.item);
+    }
   }
 
   /// By one thread, before the roles split.
@@ -80,15 +95,21 @@ struct Shared {
     for (int i = 0; i < config.stages; ++i) {
       k_full[i].init(1);
       v_full[i].init(1);
-      k_empty[i].init(consumer_warps);
-      v_empty[i].init(consumer_warps);
+      k_empty[i].init(config.cluster * consumer_warps);
+      v_empty[i].init(config.cluster * consumer_warps);
+    }
+    if constexpr (config.cluster > 1) {
+      for (int i = 0; i < 2; ++i) {
+        handover.full[i].init(1);
+        handover.empty[i].init(1);
+      }
     }
     hopper::fence_barrier_init();
   }
 
   /// Where O of the tile in Q buffer `buffer` is staged.
   HOPPER_FUNCTION OTile& o(int buffer) {
-    if constexpr (config.o_over_q) {
+    if constexpr (config.output == Output::over_q) {
       return reinterpret_cast<OTile&>(q[buffer]);
     } else {
       return own_o;

@@ -12,12 +12,10 @@ enum class Mark : std::int32_t {
   turn_wanted,
   turn_taken,
   s_issued,
-  pv_issued,
   s_ready,
   softmax_begun,
   softmax_done,
   o_ready,
-  stored,
   load_k,
   load_v
 };

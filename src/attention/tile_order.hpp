@@ -11,25 +11,40 @@ struct Tile {
   int batch;
 };
 
-/// Heads (of all batch entries) are worked on in sections whose K and V fit into L2 together; within a section the
-/// tiles with the most keys (causal: the last rows) come first, so that short ones fill the end.
+/// Items of work: `rows` query rows of one head, a tile for each CTA of a cluster. Heads (of all batch entries) are
+/// worked on in sections; within a section the items with the most keys (causal: the last rows) come first. Small
+/// sections keep few keys in use, which then stay in L2 and are read from memory once; the last section is large enough
+/// for its short items to fill the end.
 struct TileOrder {
-  int tile_q;
-  int q_tiles;    // per head
+  int rows;       // of an item
+  int row_items;  // per head
   int heads;      // per batch entry
   int sequences;  // heads * batch
   int section;    // sequences per section
+  int last;       // sequences of the last section
 
-  constexpr int count() const { return q_tiles * sequences; }
+  constexpr int count() const { return row_items * sequences; }
 
-  constexpr Tile tile(int index) const {
-    const int section_tiles = section * q_tiles;
-    const int first = index / section_tiles * section;  // first sequence of the section
-    const int within = index % section_tiles;
-    const int here = minimum(section, sequences - first);
+  constexpr Tile item(int index) const {
+    const int before = sequences - last;  // sequences
+    int first = 0, here = section;
+    if (index < before * row_items) {
+      first = index / (section * row_items) * section;
+      here = minimum(section, before - first);
+    } else {
+      first = before;
+      here = last;
+    }
+    const int within = index - first * row_items;
     const int sequence = first + within % here;
-    return {(q_tiles - 1 - within / here) * tile_q, sequence % heads, sequence / heads};
+    return {(row_items - 1 - within / here) * rows, sequence % heads, sequence / heads};
   }
 };
+
+/// Sections of `group` sequences, which share their keys, and a last one of at least twice as many items as run at once
+/// (`resident`): it begins with its longest items, and others must be left to fill the end.
+constexpr TileOrder make_tile_order(int rows, int row_items, int heads, int sequences, int group, int resident) {
+  return {rows, row_items, heads, sequences, group, minimum(sequences, (2 * resident + row_items - 1) / row_items)};
+}
 
 }  // namespace fa3::attention

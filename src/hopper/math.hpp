@@ -1,4 +1,4 @@
-// Arithmetic of the special-function unit, reductions over the four threads that share a row, conversion to 16 bits.
+// Arithmetic of the special-function unit, reductions and exchange among the four threads that share a row, conversion to 16 bits.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,8 @@ HOPPER_FUNCTION float exp2(float x);
 /// log2(x), absolute error 2^-22 where 0.5 < x < 2, else relative error 2^-22; a subnormal x may count as 0. PTX:
 /// lg2.approx.ftz.f32.
 HOPPER_FUNCTION float log2(float x);
+/// 1 / x, relative error 2^-23; of 0 infinity, of a subnormal x perhaps too. PTX: rcp.approx.ftz.f32.
+HOPPER_FUNCTION float reciprocal(float x);
 /// a * b + c, rounded once. PTX: fma.rn.f32.
 HOPPER_FUNCTION float fma(float a, float b, float c);
 /// Maximum that ignores a NaN operand. PTX: max.f32.
@@ -23,6 +25,8 @@ HOPPER_FUNCTION bool warp_any(bool x);
 /// Over the four threads of a quad (lanes 4i..4i+3), which hold one accumulator row; all four get the result.
 HOPPER_FUNCTION float quad_max(float x);
 HOPPER_FUNCTION float quad_sum(float x);
+/// What lane ^ 1 passes; by the whole quad. PTX: shfl.sync.bfly.
+HOPPER_FUNCTION std::uint32_t from_neighbour(std::uint32_t x);
 /// Two elements rounded to nearest even; `low` in bits 0-15. PTX: cvt.rn.{f16x2,bf16x2}.f32.
 template <Element element>
 HOPPER_FUNCTION std::uint32_t pack2(float low, float high);

@@ -15,10 +15,9 @@ using TensorMapEncoder = hopper::TensorMap (*)(const hopper::TensorMapSpec&);
 /// The kernel's form of a softmax_scale of at most 2^64 in size.
 attention::Scale kernel_scale(float softmax_scale);
 
-/// Points the plan's copied tensors into `workspace` and fills in everything the kernel needs. `l2_bytes` sizes the
-/// sections of heads the scheduler keeps together; the scheduler's counter is the first word of the workspace and must
-/// be 0 at launch.
+/// For a chip with `sm_count` SMs. Points the plan's copied tensors into `workspace` and fills in everything the kernel needs. args.next_item, if not
+/// null, is the first word of the workspace and must be 0 at launch.
 attention::ForwardArguments forward_arguments(const ForwardProblem& problem, ForwardPlan& plan, void* workspace,
-                                              std::int64_t l2_bytes, TensorMapEncoder encode);
+                                              int sm_count, TensorMapEncoder encode);
 
 }  // namespace fa3::kernels

@@ -10,6 +10,7 @@
 namespace fa3::kernels {
 
 using attention::ForwardConfig;
+using attention::Output;
 using attention::Turns;
 using hopper::Element;
 
@@ -22,13 +23,13 @@ struct ForwardRow {
 // Why 80 keys at d = 256: S and O take 40 + 128 registers of the 232, and two stages of K and V fit beside Q.
 // clang-format off
 inline constexpr ForwardRow forward_rows[] = {
-    // name       element          d    d_v  tile_q tile_kv stages q_buffers o_over_q turns
-    {"f16_d64",   {Element::f16,   64,  64,  192,   128,    4,     2,        false,   Turns::gemm}},
-    {"f16_d128",  {Element::f16,   128, 128, 128,   128,    2,     2,        false,   Turns::gemm}},
-    {"f16_d256",  {Element::f16,   256, 256, 128,   80,     2,     1,        true,    Turns::gemm}},
-    {"bf16_d64",  {Element::bf16,  64,  64,  192,   128,    4,     2,        false,   Turns::gemm}},
-    {"bf16_d128", {Element::bf16,  128, 128, 128,   128,    2,     2,        false,   Turns::gemm}},
-    {"bf16_d256", {Element::bf16,  256, 256, 128,   80,     2,     1,        true,    Turns::gemm}},
+    // name       element          d    d_v  tile_q tile_kv stages q_buffers output                turns        cluster
+    {"f16_d64",   {Element::f16,   64,  64,  192,   128,    4,     2,        Output::own_buffer,   Turns::gemm, 1}},
+    {"f16_d128",  {Element::f16,   128, 128, 128,   128,    2,     2,        Output::own_buffer,   Turns::gemm, 1}},
+    {"f16_d256",  {Element::f16,   256, 256, 128,   80,     2,     1,        Output::by_registers, Turns::gemm, 1}},
+    {"bf16_d64",  {Element::bf16,  64,  64,  192,   128,    4,     2,        Output::own_buffer,   Turns::gemm, 1}},
+    {"bf16_d128", {Element::bf16,  128, 128, 128,   128,    2,     2,        Output::own_buffer,   Turns::gemm, 1}},
+    {"bf16_d256", {Element::bf16,  256, 256, 128,   80,     2,     1,        Output::by_registers, Turns::gemm, 1}},
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));
@@ -55,7 +56,7 @@ constexpr int select_forward_row(fa3_dtype dtype, std::int64_t d, std::int64_t d
 /// Bytes of the tiles in shared memory; barriers add less than a kilobyte (checked in simulate/row.hpp).
 constexpr int shared_tile_bytes(const ForwardConfig& c) {
   return 2 *
-         (c.q_buffers * c.tile_q * c.d + c.stages * c.tile_kv * (c.d + c.d_v) + (c.o_over_q ? 0 : c.tile_q * c.d_v));
+         (c.q_buffers * c.tile_q * c.d + c.stages * c.tile_kv * (c.d + c.d_v) + (c.output == Output::own_buffer ? c.tile_q * c.d_v : 0));
 }
 
 }  // namespace fa3::kernels

@@ -25,7 +25,7 @@ ForwardKernel kernel_of() {
   constexpr int shared_bytes = sizeof(attention::Shared<Row::config>);
   static_assert(shared_bytes <= 227 * 1024, "the tiles do not fit into shared memory");
   return {reinterpret_cast<const void*>(&forward_kernel<Row>), Row::config.threads(), shared_bytes,
-          Row::config.registers()};
+          Row::config.registers(), Row::config.cluster};
 }
 
 template <int index>

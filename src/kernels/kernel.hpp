@@ -4,10 +4,11 @@
 namespace fa3::kernels {
 
 struct ForwardKernel {
-  const void* function;  // for cudaLaunchKernel
+  const void* function;  // for cudaLaunchKernelExC
   int threads;
   int shared_bytes;
   int registers;  // of all threads together after the hand-over
+  int cluster;    // CTAs
 };
 
 /// The kernel of a row of forward_rows; defined in the row's own source file.

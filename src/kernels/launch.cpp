@@ -58,13 +58,8 @@ void check_registers(const ForwardKernel& kernel, const char* row) {
                                   " in all");
 }
 
-/// What the launcher needs to know of a device on which all kernels are loaded.
-struct Device {
-  int sm_count = 0;
-  std::int64_t l2_bytes = 0;
-};
-
-Device prepare(int device) {
+/// Loads all kernels; the number of SMs.
+int prepare(int device) {
   const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
   const int minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
   cudaDeviceProp properties;
@@ -76,15 +71,15 @@ Device prepare(int device) {
   }
   cudaFuncAttributes attributes;
   check(cudaFuncGetAttributes(&attributes, strided_copy_kernel()), "cudaFuncGetAttributes");
-  return {attribute(cudaDevAttrMultiProcessorCount, device), attribute(cudaDevAttrL2CacheSize, device)};
+  return attribute(cudaDevAttrMultiProcessorCount, device);
 }
 
-/// The current device, prepared at its first use.
-std::pair<int, Device> current_device() {
+/// The current device, prepared at its first use, and its number of SMs.
+std::pair<int, int> current_device() {
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   static std::mutex mutex;
-  static std::map<int, Device> prepared;
+  static std::map<int, int> prepared;
   const std::lock_guard lock(mutex);
   const auto found = prepared.find(device);
   if (found != prepared.end()) return *found;
@@ -123,11 +118,27 @@ StridedCopy copy_between(const TensorRef& from, const TensorRef& to, const Tenso
   return copy;
 }
 
+/// A persistent grid: as many clusters as fit on the chip, or as there are items.
+void launch_kernel(const ForwardKernel& kernel, attention::ForwardArguments& args, int sm_count, fa3_stream stream) {
+  cudaLaunchAttribute cluster;
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {unsigned(kernel.cluster), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned(kernel.cluster * std::min(args.order.count(), sm_count / kernel.cluster)));
+  config.blockDim = dim3(unsigned(kernel.threads));
+  config.dynamicSmemBytes = std::size_t(kernel.shared_bytes);
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = kernel.cluster > 1 ? 1 : 0;
+  void* arguments[] = {&args};
+  check(cudaLaunchKernelExC(&config, kernel.function, arguments), "launch of the forward kernel");
+}
+
 /// Everything of forward() with this plan and a kernel of its row's shape.
 void launch(const ForwardKernel& kernel, ForwardPlan plan, const ForwardProblem& problem, void* workspace,
             std::size_t workspace_bytes, fa3_stream stream, attention::Stamp* stamps) {
   check_workspace(workspace, workspace_bytes, plan.workspace_bytes);
-  const auto [device, device_info] = current_device();
+  const auto [device, sm_count] = current_device();
   const std::pair<const char*, const void*> pointers[] = {{"q.data", problem.q.data},
                                                           {"k.data", problem.k.empty() ? nullptr : problem.k.data},
                                                           {"v.data", problem.v.empty() ? nullptr : problem.v.data},
@@ -137,22 +148,19 @@ void launch(const ForwardKernel& kernel, ForwardPlan plan, const ForwardProblem&
   for (const auto& [name, pointer] : pointers) check_device_pointer(name, pointer, device);
 
   attention::ForwardArguments args =
-      forward_arguments(problem, plan, workspace, device_info.l2_bytes, encode_tensor_map);
+      forward_arguments(problem, plan, workspace, sm_count, encode_tensor_map);
   args.stamps = stamps;
   allow_shared_memory(kernel);  // again at every launch: it belongs to the context, of which a device may have several
   const auto copy = [&](const TensorRef& from, const TensorRef& to, const TensorRef& packed) {
     check(cudaError_t(launch_strided_copy(copy_between(from, to, packed), stream)), "launch of strided_copy");
   };
-  check(cudaMemsetAsync(args.next_tile, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
+  if (args.next_item != nullptr)
+    check(cudaMemsetAsync(args.next_item, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
   if (plan.q.copied) copy(problem.q, plan.q.tensor, plan.q.tensor);
   if (plan.k.copied) copy(problem.k, plan.k.tensor, plan.k.tensor);
   if (plan.v.copied) copy(problem.v, plan.v.tensor, plan.v.tensor);
 
-  void* arguments[] = {&args};
-  const unsigned ctas = unsigned(std::min(args.order.count(), device_info.sm_count));
-  check(cudaLaunchKernel(kernel.function, dim3(ctas), dim3(unsigned(kernel.threads)), arguments,
-                         std::size_t(kernel.shared_bytes), stream),
-        "launch of the forward kernel");
+  launch_kernel(kernel, args, sm_count, stream);
   if (plan.o.copied) copy(plan.o.tensor, problem.o, plan.o.tensor);
 }
 

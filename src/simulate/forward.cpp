@@ -52,10 +52,9 @@ ForwardRun forward(const ForwardProblem& problem, const Options& options, int ro
   const std::unique_ptr<std::byte, AlignedDelete> workspace(
       static_cast<std::byte*>(::operator new(plan.workspace_bytes, std::align_val_t(256))));
   std::memset(workspace.get(), 0xff, plan.workspace_bytes);
-  constexpr std::int64_t l2_bytes = 50 << 20;
   const attention::ForwardArguments args =
-      kernels::forward_arguments(problem, plan, workspace.get(), l2_bytes, &encode);
-  *args.next_tile = 0;
+      kernels::forward_arguments(problem, plan, workspace.get(), sm_count, &encode);
+  if (args.next_item != nullptr) *args.next_item = 0;
   if (plan.q.copied) copy(problem.q, plan.q.tensor, plan.q.tensor);
   if (plan.k.copied) copy(problem.k, plan.k.tensor, plan.k.tensor);
   if (plan.v.copied) copy(problem.v, plan.v.tensor, plan.v.tensor);

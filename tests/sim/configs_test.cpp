@@ -15,7 +15,7 @@ constexpr attention::ForwardConfig without_turns(attention::ForwardConfig config
 }
 
 constexpr attention::ForwardConfig o_over_q(attention::ForwardConfig config) {
-  config.o_over_q = true;
+  config.output = attention::Output::over_q;
   config.q_buffers = 1;
   return config;
 }

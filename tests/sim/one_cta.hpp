@@ -15,9 +15,9 @@ namespace fa3::test {
 template <attention::ForwardConfig config>
 void run_one_cta(const ForwardProblem& problem, int row, const simulator::Options& options) {
   kernels::ForwardPlan plan = kernels::plan_forward(problem, row);
-  alignas(256) unsigned next_tile = 0;
+  alignas(256) unsigned next_item = 0;
   const attention::ForwardArguments args =
-      kernels::forward_arguments(problem, plan, &next_tile, 50 << 20, &simulator::encode);
+      kernels::forward_arguments(problem, plan, &next_item, 1, &simulator::encode);
   simulator::Counters counters;
   std::vector<simulator::Event> events;
   simulator::run_cta<config>(args, options, 0, 1, counters, events);

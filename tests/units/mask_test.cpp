@@ -43,14 +43,14 @@ void check_walk(const Mask& mask, int first_row, int rows, int tile_kv) {
     if (all) whole.insert(block);
   }
   for (const bool all_edges : {false, true}) {
-    const BlockWalk walk(mask, first_row, rows, tile_kv, all_edges);
+    const BlockWalk walk = BlockWalk::of(mask, first_row, rows, tile_kv, all_edges);
     std::set<int> visited;
-    for (int i = 0; i < walk.count(); ++i) {
-      const int block = walk.block(i);
-      EXPECT_TRUE(visited.insert(block).second) << "block " << block << " twice";
-      EXPECT_EQ(i >= walk.edges(), whole.contains(block) && !all_edges) << "block " << block;
+    for (int block = walk.begin; block < walk.end; ++block) {
+      visited.insert(block);
+      EXPECT_EQ(!walk.is_edge(block), whole.contains(block) && !all_edges) << "block " << block;
     }
     EXPECT_EQ(visited, touched);
+    EXPECT_EQ(walk.empty(), touched.empty());
   }
 }
 
@@ -61,7 +61,7 @@ TEST(BlockWalk, VisitsWhatIsVisibleOnce) {
     const Mask mask{draw(1, 700), draw(0, 700), draw(0, 1) == 1};
     const int tile_q = draw(0, 1) ? 128 : 192;
     const int tile_kv = 16 * draw(1, 8);
-    check_walk(mask, draw(0, (mask.seqlen_q - 1) / tile_q) * tile_q, tile_q, tile_kv);
+    check_walk(mask, draw(0, (mask.seqlen_q - 1) / tile_q + 1) * tile_q, tile_q, tile_kv);
   }
 }
 
@@ -73,26 +73,26 @@ TEST(BlockWalk, HasALeftEdgeIfTheMaskHas) {
     const int tile_kv = 16 * draw(1, 8);
     const Interval top{draw(0, 500), draw(0, 900)};
     const Interval bottom{draw(top.first, 600), draw(top.end, 1000)};
-    const BlockWalk walk(top, bottom, tile_kv, false);
-    std::set<int> visited;
-    int previous = -1;
-    for (int step = 0; step < walk.count(); ++step) {
-      const int block = walk.block(step), first = block * tile_kv, end = first + tile_kv;
-      ASSERT_TRUE(visited.insert(block).second);
-      ASSERT_EQ(step >= walk.edges(), bottom.first <= first && end <= top.end) << "block " << block;
-      if (step < walk.edges() && previous >= 0 && block < walk.full_begin && previous >= walk.full_end) ++left_edges;
-      previous = block;
+    const BlockWalk walk = BlockWalk::of(top, bottom, tile_kv, false);
+    ASSERT_LE(walk.begin, walk.full_begin);
+    ASSERT_LE(walk.full_begin, walk.full_end);
+    ASSERT_LE(walk.full_end, walk.end);
+    for (int block = walk.begin; block < walk.end; ++block) {
+      const int first = block * tile_kv, end = first + tile_kv;
+      ASSERT_EQ(!walk.is_edge(block), bottom.first <= first && end <= top.end) << "block " << block;
     }
-    for (int block = top.first / tile_kv; block * tile_kv < bottom.end; ++block) ASSERT_TRUE(visited.contains(block));
+    left_edges += walk.full_begin > walk.begin && walk.full_end > walk.full_begin;
+    for (int block = top.first / tile_kv; block * tile_kv < bottom.end; ++block)
+      ASSERT_TRUE(walk.begin <= block && block < walk.end);
   }
-  EXPECT_GT(left_edges, 100);  // both edges occur, right before left
+  EXPECT_GT(left_edges, 100);
 }
 
 TEST(BlockWalk, DoesNotOverflowAtTheLongestSequences) {
   constexpr int longest = (1u << 31) - 1024;
   const Mask mask{longest, longest, true};
   const int first_row = (longest - 1) / 128 * 128;
-  const BlockWalk walk(mask, first_row, 128, 128, false);
+  const BlockWalk walk = BlockWalk::of(mask, first_row, 128, 128, false);
   EXPECT_EQ(walk.begin, 0);
   EXPECT_EQ(walk.end, (longest + 127LL) / 128);
   EXPECT_EQ(mask.visible(longest - 1).end, longest);

@@ -8,29 +8,35 @@
 namespace fa3::attention {
 namespace {
 
-TEST(TileOrder, EveryTileOnceAndLongestFirstWithinASection) {
-  for (const int q_tiles : {1, 2, 7})
+TEST(TileOrder, EveryItemOnceSectionBySectionLongestFirst) {
+  for (const int row_items : {1, 2, 7})
     for (const int heads : {1, 3, 8})
       for (const int batch : {1, 2, 5})
-        for (int section = 1; section <= heads * batch; ++section) {
-          const TileOrder order{128, q_tiles, heads, heads * batch, section};
-          std::set<std::tuple<int, int, int>> seen;
-          int previous_section = 0, previous_row = q_tiles * 128;
-          for (int i = 0; i < order.count(); ++i) {
-            const Tile tile = order.tile(i);
-            ASSERT_TRUE(tile.head >= 0 && tile.head < heads && tile.batch >= 0 && tile.batch < batch);
-            ASSERT_TRUE(tile.first_row >= 0 && tile.first_row < q_tiles * 128 && tile.first_row % 128 == 0);
-            ASSERT_TRUE(seen.emplace(tile.first_row, tile.head, tile.batch).second);
-            const int this_section = (tile.batch * heads + tile.head) / section;
-            ASSERT_GE(this_section, previous_section);
-            if (this_section == previous_section) {
-              ASSERT_LE(tile.first_row, previous_row);
+        for (const int group : {1, 2, 3, 8})
+          for (const int resident : {1, 4, 132}) {
+            if (heads % group != 0) continue;
+            const TileOrder order = make_tile_order(128, row_items, heads, heads * batch, group, resident);
+            const int before = order.sequences - order.last;
+            ASSERT_GE(before, 0);
+            EXPECT_TRUE(order.last * row_items >= 2 * resident || order.last == order.sequences);
+            std::set<std::tuple<int, int, int>> seen;
+            int previous_section = 0, previous_row = row_items * 128;
+            for (int i = 0; i < order.count(); ++i) {
+              const Tile tile = order.item(i);
+              ASSERT_TRUE(tile.head >= 0 && tile.head < heads && tile.batch >= 0 && tile.batch < batch);
+              ASSERT_TRUE(tile.first_row >= 0 && tile.first_row < row_items * 128 && tile.first_row % 128 == 0);
+              ASSERT_TRUE(seen.emplace(tile.first_row, tile.head, tile.batch).second);
+              const int sequence = tile.batch * heads + tile.head;
+              const int section = sequence >= before ? before : sequence / group * group;
+              ASSERT_GE(section, previous_section);
+              if (section == previous_section) {
+                ASSERT_LE(tile.first_row, previous_row);
+              }
+              previous_section = section;
+              previous_row = tile.first_row;
             }
-            previous_section = this_section;
-            previous_row = tile.first_row;
+            ASSERT_EQ(int(seen.size()), row_items * heads * batch);
           }
-          ASSERT_EQ(int(seen.size()), q_tiles * heads * batch);
-        }
 }
 
 }  // namespace

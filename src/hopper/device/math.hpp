@@ -14,6 +14,12 @@ __device__ __forceinline__ float log2(float x) {
   return y;
 }
 
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 
 __device__ __forceinline__ float maximum(float a, float b) { return fmaxf(a, b); }
@@ -28,6 +34,10 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+__device__ __forceinline__ std::uint32_t from_neighbour(std::uint32_t x) {
+  return __shfl_xor_sync(0xffffffffu, x, 1);
 }
 
 template <Element element>

@@ -192,6 +192,7 @@ struct Cta::Rendezvous {
   std::array<float, 4> value{};
   float result = 0;
   std::array<std::uint32_t, warp_threads> address{};
+  std::array<std::uint32_t, warp_threads> exchanged{};
   std::array<std::array<std::uint32_t, 4>, warp_threads> fragment{};
   Clock arriving, known;             // of warp_sync and cta_sync
   std::vector<int> register_counts;  // of a warp: by setmaxnreg, in order; the first is that of the launch
@@ -903,6 +904,14 @@ float Cta::quad_reduce(float value, bool maximum) {
     quad.result = maximum ? std::fmax(std::fmax(v[0], v[1]), std::fmax(v[2], v[3])) : (v[0] + v[1]) + (v[2] + v[3]);
   });
   return quad.result;
+}
+
+std::uint32_t Cta::quad_exchange(std::uint32_t x) {
+  Rendezvous& quad = *quads_[std::size_t(thread() / 4)];
+  quad.address[std::size_t(thread() % 4)] = x;
+  // Kept apart, because a thread may enter the next rendezvous before another has left this one.
+  meet(quad, 4, "from_neighbour", false, [&] { quad.exchanged = quad.address; });
+  return quad.exchanged[std::size_t(thread() % 4 ^ 1)];
 }
 
 void Cta::account_exp2() {

@@ -108,6 +108,7 @@ class Cta {
   void registers(int count, bool claim);
 
   bool warp_any(bool x);
+  std::uint32_t quad_exchange(std::uint32_t x);
   float quad_reduce(float value, bool maximum);
   void account_exp2();
   void account_alu(double warp_cycles, const char* label);

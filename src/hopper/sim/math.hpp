@@ -15,6 +15,8 @@ inline float exp2(float x) {
 
 inline float log2(float x) { return std::log2(x); }
 
+inline float reciprocal(float x) { return 1.0f / x; }
+
 inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
 
 inline float maximum(float a, float b) {
@@ -25,6 +27,7 @@ inline float maximum(float a, float b) {
 inline bool warp_any(bool x) { return simulator::Cta::current().warp_any(x); }
 inline float quad_max(float x) { return simulator::Cta::current().quad_reduce(x, true); }
 inline float quad_sum(float x) { return simulator::Cta::current().quad_reduce(x, false); }
+inline std::uint32_t from_neighbour(std::uint32_t x) { return simulator::Cta::current().quad_exchange(x); }
 
 template <Element element>
 inline std::uint32_t pack2(float low, float high) {
