@@ -3,6 +3,7 @@
 
 #include "hopper/address.hpp"
 #include "hopper/backend.hpp"
+#include "hopper/cluster.hpp"
 #include "hopper/element.hpp"
 #include "hopper/fence.hpp"
 #include "hopper/math.hpp"

@@ -3,6 +3,7 @@
 
 #include "hopper/address.hpp"
 #include "hopper/backend.hpp"
+#include "hopper/cluster.hpp"
 #include "hopper/mbarrier.hpp"
 #include "hopper/shared_tile.hpp"
 #include "hopper/tensor_map.hpp"
@@ -20,6 +21,10 @@ HOPPER_FUNCTION void tma_store(const TensorMap& map, Coordinates at, std::uint32
 /// tma_store that adds to global memory, element by element, rounded to nearest even. PTX ISA,
 /// "cp.reduce.async.bulk.tensor".
 HOPPER_FUNCTION void tma_reduce_add(const TensorMap& map, Coordinates at, std::uint32_t address);
+/// tma_load into every CTA of the cluster whose bit is set in `ctas`: to the place of `address` in its plan, counted on
+/// the barrier at the place of `barrier`.
+HOPPER_FUNCTION void tma_load_multicast(std::uint32_t address, const TensorMap& map, Coordinates at, Mbarrier& barrier,
+                                        std::uint16_t ctas);
 
 /// Closes this thread's store group.
 HOPPER_FUNCTION void store_commit();
@@ -38,6 +43,25 @@ HOPPER_FUNCTION void load_tile(SharedTile<rows, columns>& tile, const TensorMap&
     tma_load(shared_address(&tile) + panel * Tile::panel_bytes, map,
              {at.feature + panel * Tile::panel_columns, at.row, at.head * map.head_step, at.batch * map.batch_step},
              barrier);
+  }
+}
+
+/// Starts loading this CTA's share of a tile into all `ctas` CTAs of the cluster; one thread of each. The share of rank
+/// r is rows [r * rows / ctas, (r + 1) * rows / ctas), and the map's box must have rows / ctas rows. `at` is the whole
+/// tile's first element, and the bytes of the whole tile count on each CTA's own `barrier`.
+template <int ctas, int rows, int columns>
+HOPPER_FUNCTION void load_tile_multicast(SharedTile<rows, columns>& tile, const TensorMap& map, Coordinates at,
+                                         Mbarrier& barrier) {
+  using Tile = SharedTile<rows, columns>;
+  constexpr int share = rows / ctas;
+  static_assert(rows % ctas == 0 && share % 8 == 0, "the swizzle repeats every eight rows");
+  const int first_row = cluster_rank() * share;
+  HOPPER_UNROLL
+  for (int panel = 0; panel < Tile::panels; ++panel) {
+    tma_load_multicast(shared_address(&tile) + panel * Tile::panel_bytes + first_row * Tile::row_bytes, map,
+                       {at.feature + panel * Tile::panel_columns, at.row + first_row, at.head * map.head_step,
+                        at.batch * map.batch_step},
+                       barrier, (1 << ctas) - 1);
   }
 }
 

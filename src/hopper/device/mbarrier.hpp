@@ -16,6 +16,12 @@ __device__ __forceinline__ void Mbarrier::arrive_expect_bytes(int bytes) {
                : "memory");
 }
 
+// The plain form: with .release.cluster a MEMBAR stands before every arrival.
+__device__ __forceinline__ void Mbarrier::arrive_remote(int rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote_address(shared_address(this), rank))
+               : "memory");
+}
+
 __device__ __forceinline__ void Mbarrier::wait(int parity) {
   std::uint32_t done;
   do {

@@ -15,6 +15,16 @@ __device__ __forceinline__ void tma_load(std::uint32_t address, const TensorMap&
       : "memory");
 }
 
+__device__ __forceinline__ void tma_load_multicast(std::uint32_t address, const TensorMap& map, Coordinates at,
+                                                   Mbarrier& barrier, std::uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(address),
+      "l"(map.opaque), "r"(at.feature), "r"(at.row), "r"(at.head), "r"(at.batch), "r"(shared_address(&barrier)),
+      "h"(ctas)
+      : "memory");
+}
+
 __device__ __forceinline__ void tma_store(const TensorMap& map, Coordinates at, std::uint32_t address) {
   asm volatile(
       "cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4}], [%5];" ::"l"(map.opaque),
