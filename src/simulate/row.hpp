@@ -4,7 +4,7 @@
 #include <string>
 
 #include "attention/forward.hpp"
-#include "hopper/sim/cluster.hpp"
+#include "hopper/sim/machine.hpp"
 #include "kernels/configs.hpp"
 
 namespace fa3::simulator {

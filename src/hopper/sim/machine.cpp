@@ -195,7 +195,7 @@ struct Cluster::Rendezvous {
   float result = 0;
   std::array<std::uint32_t, warp_threads> address{};
   std::array<std::array<std::uint32_t, 4>, warp_threads> fragment{};
-  Clock arriving, known;             // of warp_sync and cta_sync
+  Clock arriving, known;             // of warp_sync, cta_sync and cluster_sync
   std::vector<int> register_counts;  // of a warp: by setmaxnreg, in order; the first is that of the launch
 };
 
@@ -361,7 +361,7 @@ string Cluster::thread_name(const Thread& thread) const {
 }
 
 /// Who counts this component of the clocks: a thread, or a barrier that a word was sent to.
-string Cluster::writer_name(std::size_t component) const {
+string Cluster::component_name(std::size_t component) const {
   if (component >= threads_.size()) return "send_word";
   return "thread " + to_string(component % std::size_t(cta_threads_)) + of_cta(threads_[component]->rank);
 }
@@ -499,7 +499,7 @@ void Cluster::finish_cta(int rank) {
   for (const auto& [component, reach] : sms_[std::size_t(rank)]->reached)
     if (!known.knows(component, reach.count))
       fail("CTA " + to_string(first_ + rank) + " ends before it can know of " +
-           (component < threads_.size() ? "an arrival by " + writer_name(component) : string("bytes from a peer")) +
+           (component < threads_.size() ? "an arrival by " + component_name(component) : string("bytes from a peer")) +
            " on " + barrier_name(*reach.barrier) + " (cluster_sync is missing)");
 }
 
@@ -688,11 +688,11 @@ void Cluster::check_order(std::uint32_t chunk_index, bool write, const string& w
   const auto race = [&](const string& other) {
     fail("race: " + what + (write ? " writes " : " reads ") + where(chunk_index * chunk_bytes) + ", " + other);
   };
-  if (chunk.loaded != 0 && !known(phases_of(chunk.load_barrier), chunk.load_phase))
+  if (chunk.loaded != 0 && !known(chunk.load_component, chunk.load_phase))
     race("without having waited for " + descriptions_[chunk.loaded]);
   if (write) {
     if (chunk.store != 0 && !known(stores_read_of(chunk.storer), chunk.store))
-      race("which a TMA store of " + writer_name(chunk.storer) + " may still read");
+      race("which a TMA store of " + component_name(chunk.storer) + " may still read");
     for (const auto& warpgroup : warpgroups_) {
       const std::uint32_t product = warpgroup->read[chunk_index];
       for (int warp = 4 * warpgroup->index; product != 0 && warp < 4 * warpgroup->index + 4; ++warp)
@@ -725,13 +725,13 @@ void Cluster::check_generic_access(int rank, std::uint32_t address, std::size_t 
     Word& word = words_[i];
     if (word.written != 0 && !clock.knows(word.writer, word.written))
       fail(string("race: ") + what + (write ? " writes " : " reads ") + where(i * word_bytes) +
-           ", not ordered after the write by " + writer_name(word.writer));
+           ", not ordered after the write by " + component_name(word.writer));
     if (write && word.read) {
       const Clock& readers = readers_[i];
       for (int reader = 0; reader < int(threads_.size()); ++reader)
         if (!clock.knows(accesses_of(reader), readers[accesses_of(reader)]))
           fail(string("race: ") + what + " writes " + where(i * word_bytes) + ", not ordered after the read by " +
-               writer_name(accesses_of(reader)));
+               component_name(accesses_of(reader)));
       readers_.erase(i);
       word.read = false;
     }
@@ -765,10 +765,10 @@ void Cluster::check_async_access(std::uint32_t offset, std::size_t bytes, bool w
     for (std::uint32_t w = i * (chunk_bytes / word_bytes); w < (i + 1) * (chunk_bytes / word_bytes); ++w) {
       Word& word = words_[w];
       if (word.unfenced)
-        fail(what + (write ? " overwrites" : " reads") + " what " + writer_name(word.writer) +
+        fail(what + (write ? " overwrites" : " reads") + " what " + component_name(word.writer) +
              " wrote without fence_async_shared (" + where(i * chunk_bytes) + ")");
       if (word.written != 0 && !clock.knows(word.writer, word.written))
-        fail("race: " + what + " is not ordered after the fence of " + writer_name(word.writer) + ", which wrote " +
+        fail("race: " + what + " is not ordered after the fence of " + component_name(word.writer) + ", which wrote " +
              where(i * chunk_bytes));
       if (!write) continue;
       if (word.read) {
@@ -776,7 +776,7 @@ void Cluster::check_async_access(std::uint32_t offset, std::size_t bytes, bool w
         for (int reader = 0; reader < int(threads_.size()); ++reader)
           if (!clock.knows(accesses_of(reader), readers[accesses_of(reader)]))
             fail("race: " + what + " overwrites " + where(i * chunk_bytes) + ", which " +
-                 writer_name(accesses_of(reader)) + " may still read");
+                 component_name(accesses_of(reader)) + " may still read");
         readers_.erase(w);
       }
       word = {};
@@ -841,7 +841,7 @@ Cluster::BarrierRecord& Cluster::barrier_record(const std::uint64_t& state, cons
   const BarrierRecord& record = found->second;
   if (!self().clock.knows(accesses_of(record.initialiser), record.initialised))
     fail("race: " + string(verb) + " " + barrier_name(state) + ", not ordered after its initialisation by " +
-         writer_name(accesses_of(record.initialiser)) +
+         component_name(accesses_of(record.initialiser)) +
          (threads_[std::size_t(record.initialiser)]->rank == rank() ? " (cta_sync is missing)"
                                                                     : " (cluster_sync is missing)"));
   return found->second;
@@ -932,17 +932,20 @@ void Cluster::fail_surplus(const std::uint64_t& state, int bytes) {
   fail(barrier_name(state) + ": " + to_string(-bytes) + " more bytes landed than were expected in this phase");
 }
 
-/// The copy that the running thread issues will count in the barrier's present phase.
-void Cluster::count_on_barrier(Copy& copy, const char* verb) {
+/// The copy that the running thread issues will count in the barrier's present phase; returns the component that says
+/// so.
+std::size_t Cluster::count_on_barrier(Copy& copy, const char* verb) {
   const BarrierRecord& record = barrier_record(*copy.barrier, verb);
   copy.phase = record.phases + 1;
   copy.from_peer = copy.rank != self().rank;
-  if (!copy.from_peer) return;
+  const std::size_t component = phases_of(record.index);
+  if (!copy.from_peer) return component;
   // The peer may not have got to this phase yet, but it must have left the one before.
-  if (!self().clock.knows(phases_of(record.index), record.phases))
+  if (!self().clock.knows(component, record.phases))
     fail("race: " + descriptions_[copy.id] + " may count in either of two phases of " + barrier_name(*copy.barrier) +
          ": this thread cannot know that the latest has completed");
-  sms_[std::size_t(copy.rank)]->reached[phases_of(record.index)] = {copy.phase, copy.barrier};
+  sms_[std::size_t(copy.rank)]->reached[component] = {copy.phase, copy.barrier};
+  return component;
 }
 
 void Cluster::barrier_complete_bytes(const Copy& copy) {
@@ -1176,13 +1179,13 @@ void Cluster::start_tma(Copy copy) {
   Region* region = region_at(offset);
   descriptions_[copy.id] = "the " + what + " rows " + to_string(copy.at.row) + ".. " +
                            (!load ? "from " + where(offset) : "into " + (region ? region->name : where(offset)));
-  if (load) count_on_barrier(copy, "loads onto");
+  const std::size_t landed = load ? count_on_barrier(copy, "loads onto") : 0;
   check_async_access(offset, bytes, load, copy.id);
   for (std::uint32_t i = offset / chunk_bytes; i < (offset + bytes) / chunk_bytes; ++i) {
     Chunk& chunk = chunks_[i];
     if (load) {
       chunk.loading = chunk.loaded = copy.id;
-      chunk.load_barrier = std::uint16_t(barriers_[copy.barrier].index);
+      chunk.load_component = std::uint16_t(landed);
       chunk.load_phase = copy.phase;
       chunk.swizzle_bytes = std::uint8_t(copy.spec.swizzle_bytes);
       chunk.store = 0;
@@ -1213,11 +1216,10 @@ void Cluster::send_word(std::uint32_t& to, std::uint32_t value, std::uint64_t& b
   copy.id = next_id_++;
   const std::uint32_t offset = offset_of(rank, copy.address);
   descriptions_[copy.id] = "the word sent to " + where(offset);
-  count_on_barrier(copy, "sends a word to");
+  const std::size_t landed = count_on_barrier(copy, "sends a word to");
   check_generic_access(rank, copy.address, word_bytes, true, "send_word");
   // Known by waiting for the barrier, not by whatever the sender does next.
-  Word& word = words_[offset / word_bytes];
-  word = {copy.phase, std::uint16_t(phases_of(barriers_[copy.barrier].index)), false, false};
+  words_[offset / word_bytes] = {copy.phase, std::uint16_t(landed), false, false};
   std::memset(shared_ + offset, 0xff, word_bytes);
   counters_.ordinary_bytes += word_bytes;
   copy.finish = self().time + word_latency;
@@ -1351,7 +1353,7 @@ void Cluster::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_
   for_operand_chunks(warpgroup, product, [&](std::uint32_t i, int swizzle_bytes) {
     Chunk& chunk = chunks_[i];
     if (chunk.loaded != 0) {
-      need(phases_of(chunk.load_barrier), chunk.load_phase, i);
+      need(chunk.load_component, chunk.load_phase, i);
       if (chunk.swizzle_bytes != swizzle_bytes)
         fail("wgmma descriptor: " + where(i * chunk_bytes) + " is read with a swizzle of " + to_string(swizzle_bytes) +
              " bytes, but " + descriptions_[chunk.loaded] + " wrote it with one of " + to_string(chunk.swizzle_bytes));
@@ -1360,7 +1362,7 @@ void Cluster::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_
          ++w) {
       const Word& word = words_[w];
       if (word.unfenced)
-        fail(descriptions_[product.id] + " reads what " + writer_name(word.writer) +
+        fail(descriptions_[product.id] + " reads what " + component_name(word.writer) +
              " wrote without fence_async_shared (" + where(i * chunk_bytes) + ")");
       if (word.written != 0) need(word.writer, word.written, i);
     }
@@ -1406,7 +1408,7 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float
       const Chunk& chunk = chunks_[need.chunk];
       fail("race: " + descriptions_[product.id] + " reads " + where(need.chunk * chunk_bytes) + ", " +
            (need.component < threads_.size()
-                ? "not ordered after the fence of " + writer_name(need.component) + ", which wrote it"
+                ? "not ordered after the fence of " + component_name(need.component) + ", which wrote it"
                 : "without having waited for " + descriptions_[chunk.loaded]));
     }
   const auto lane = std::size_t(thread.index % warpgroup_threads);
@@ -1487,7 +1489,7 @@ void Cluster::compute(Warpgroup& warpgroup, Product& product) {
       for (int i = 0; i < 4; ++i) {
         const std::uint32_t packed = product.a_registers[std::size_t(t)][i];
         if (packed != product.a_at_issue[std::size_t(t)][std::size_t(i)])
-          fail("race: " + writer_name(std::size_t(warpgroup.index * warpgroup_threads + t)) +
+          fail("race: " + component_name(std::size_t(warpgroup.index * warpgroup_threads + t)) +
                " overwrote a register A operand of " + descriptions_[product.id] + " before it was retired by a wait");
         const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i % 2), depth = 2 * (t % 4) + 8 * (i / 2);
         a[row][depth] = value[packed & 0xffff];
@@ -1542,7 +1544,7 @@ void Cluster::publish(Warpgroup& warpgroup, Thread& thread, float* d) {
   const int t = thread.index % warpgroup_threads;
   for (int i = 0; i < shadow.columns / 2; ++i) {
     if (std::bit_cast<std::uint32_t>(d[i]) != poison_bits)
-      fail("race: " + writer_name(accesses_of(thread.index)) + " wrote to an accumulator of " +
+      fail("race: " + component_name(accesses_of(thread.index)) + " wrote to an accumulator of " +
            descriptions_[product.id] + " while it was in flight");
     const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (t % 4) + i % 2;
     d[i] = shadow.tile[std::size_t(row * shadow.columns + column)];

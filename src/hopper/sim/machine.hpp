@@ -51,7 +51,7 @@ struct Counters {
   std::uint64_t wgmma_instructions = 0, wgmma_flops = 0;
   std::uint64_t stmatrix_bytes = 0, ldmatrix_bytes = 0;
   std::uint64_t matrix_phases = 0, bank_conflicts = 0;  // stmatrix/ldmatrix: phases of eight rows, and extra ones
-  std::uint64_t ordinary_bytes = 0;                     // load_shared, store_shared
+  std::uint64_t ordinary_bytes = 0;                     // load_shared, store_shared, send_word
   std::uint64_t exp2 = 0;                               // per thread
   Counters& operator+=(const Counters& other);
 };
@@ -188,7 +188,7 @@ class Cluster {
   std::string barrier_name(const std::uint64_t& state) const;
   std::string warpgroup_name(int warpgroup) const;
   std::string thread_name(const Thread& thread) const;
-  std::string writer_name(std::size_t component) const;
+  std::string component_name(std::size_t component) const;
   Region* region_at(std::uint32_t offset);
 
   // shared memory
@@ -199,7 +199,7 @@ class Cluster {
 
   // units
   [[noreturn]] void fail_surplus(const std::uint64_t& state, int bytes);
-  void count_on_barrier(Copy& copy, const char* verb);
+  std::size_t count_on_barrier(Copy& copy, const char* verb);
   void barrier_complete_bytes(const Copy& copy);
   void barrier_check_phase(std::uint64_t& state, double time);
   void check_coordinates(const Copy& copy);
@@ -239,10 +239,10 @@ class Cluster {
     std::uint32_t loading = 0;     // id of the TMA load that will write it
     std::uint32_t reader = 0;      // id of the latest asynchronous reader, for messages
     std::uint32_t loaded = 0;      // id of the latest TMA load
-    std::uint32_t load_phase = 0;  // its barrier's count of completed phases says that it has landed
+    std::uint32_t load_phase = 0;  // count of `load_component`, phases of its barrier, that says it has landed
     std::uint32_t store = 0;       // number of the latest TMA store that reads it, of thread `storer`
     std::uint16_t storer = 0;
-    std::uint16_t load_barrier = 0;
+    std::uint16_t load_component = 0;
     std::uint16_t async_reads = 0;   // pending reads by TMA stores and products
     std::uint8_t swizzle_bytes = 0;  // of the latest TMA load
     bool ordinary = false;           // its words have ordinary accesses on record
