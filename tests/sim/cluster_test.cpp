@@ -29,7 +29,7 @@ struct Shared {
 
 /// Where the ring below is broken.
 struct Faults {
-  bool release_own_only = false, expect_half = false, no_fence_barrier_init = false;
+  bool release_own_only = false, release_early = false, expect_half = false, no_fence_barrier_init = false;
   int releases = 4 * ctas;         // that complete a stage's phase
   int second_ends_after = blocks;  // blocks
   void (*begin)() = hopper::cluster_sync;
@@ -101,7 +101,15 @@ class Cluster : public testing::Test {
                 const auto* word = reinterpret_cast<const std::uint32_t*>(shared.tile[stage].element[0][row]);
                 right += hopper::load_shared(word[hopper::lane()]) == std::uint32_t(i << 16 | i);
               }
+              hopper::Accumulator<64> s{};
+              hopper::issue_abt<hopper::Element::f16>(s, shared.tile[stage], 0, shared.tile[stage]);
+              hopper::wgmma_commit();
+              // To the peer only: the CTA's own producer still has to wait.
+              if (faults.release_early && hopper::lane() != hopper::cluster_rank() && hopper::lane() < ctas)
+                shared.empty[stage].arrive_remote(hopper::lane());
+              hopper::wgmma_wait<0>(s);
               hopper::warp_sync();
+              if (faults.release_early && hopper::lane() != hopper::cluster_rank()) continue;
               if (hopper::lane() < ctas && (!faults.release_own_only || hopper::lane() == hopper::cluster_rank()))
                 shared.empty[stage].arrive_remote(hopper::lane());
             }
@@ -148,6 +156,10 @@ TEST_F(Cluster, StageNotReleasedToThePeer) {
   expect_found({.release_own_only = true, .releases = 4}, {"race: the TMA load of X rows"});
   // All release to all, but half of them suffice.
   expect_found({.releases = 4}, {"race: the TMA load of X rows", "beyond the 1 arrivals of its phase"});
+}
+
+TEST_F(Cluster, StageReleasedToThePeerBeforeTheProductIsWaitedFor) {
+  expect_found({.release_early = true}, {"race: the TMA load of X rows"});
 }
 
 TEST_F(Cluster, WrongBytes) {
