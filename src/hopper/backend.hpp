@@ -1,7 +1,7 @@
 // Which body of the layer this translation unit is compiled against. The headers of this folder declare the machine's
 // mechanisms, one each, document them, and hold what is the same everywhere; the body's folder implements the rest:
-// device/ in PTX, for nvcc; sim/ on a simulated CTA, for every other compiler. Kernel source (src/attention) opens the
-// same inline namespace and contains no CUDA keyword, so one binary may hold both.
+// device/ in PTX, for nvcc; sim/ on a simulated cluster, for every other compiler. Kernel source (src/attention) opens
+// the same inline namespace and contains no CUDA keyword, so one binary may hold both.
 #pragma once
 
 #if defined(__CUDACC__)

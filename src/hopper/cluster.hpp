@@ -18,9 +18,9 @@ HOPPER_FUNCTION int cluster_size();
 /// Index of this cluster in the (one-dimensional) grid, and the number of clusters.
 HOPPER_FUNCTION int cluster();
 HOPPER_FUNCTION int cluster_count();
-/// Barrier over all threads of the cluster; orders memory. Once before the first access to a peer, whose barriers must
-/// be initialised (and fenced with fence_barrier_init), and once after the last: a CTA that has ended has no shared
-/// memory.
+/// Barrier over all threads of the cluster, by whole warps; orders memory. Once before the first access to a peer,
+/// whose barriers must be initialised (and fenced with fence_barrier_init), and once after the last: a CTA that has
+/// ended has no shared memory.
 HOPPER_FUNCTION void cluster_sync();
 /// Starts writing `value` to where `to` is in the plan of the cluster's CTA `rank`; its four bytes count on the barrier
 /// at the place of `barrier` there, which must expect them. Who has waited for that barrier reads the value.

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 #include "problem.hpp"
 
 namespace fa3::kernels {

@@ -45,7 +45,7 @@ struct AlignedDelete {
 
 }  // namespace
 
-ForwardRun forward(const ForwardProblem& problem, const Options& options, int row, int sm_count) {
+ForwardRun forward(const ForwardProblem& problem, const Options& options, int row, int sm_count, int cluster_ctas) {
   ForwardRun run;
   if (problem.o.empty()) return run;
   kernels::ForwardPlan plan = kernels::plan_forward(problem, row);
@@ -58,11 +58,12 @@ ForwardRun forward(const ForwardProblem& problem, const Options& options, int ro
   if (plan.q.copied) copy(problem.q, plan.q.tensor, plan.q.tensor);
   if (plan.k.copied) copy(problem.k, plan.k.tensor, plan.k.tensor);
   if (plan.v.copied) copy(problem.v, plan.v.tensor, plan.v.tensor);
-  run.ctas = std::min(args.order.count(), sm_count);
-  for (int cta = 0; cta < run.ctas; ++cta) {
+  const int clusters = std::max(1, std::min(args.order.count(), sm_count) / cluster_ctas);
+  run.ctas = clusters * cluster_ctas;
+  for (int cta = 0; cta < run.ctas; cta += cluster_ctas) {
     Options own = options;
     own.trace = options.trace && cta == 0;
-    runner(plan.row)(args, own, cta, run.ctas, run.counters, run.events);
+    runner(plan.row)(args, own, cta, run.ctas, cluster_ctas, run.counters, run.events);
   }
   if (plan.o.copied) copy(plan.o.tensor, problem.o, plan.o.tensor);
   return run;

@@ -1,11 +1,12 @@
-// The GPU's forward kernels on the simulator: the same rows, the same arguments, one simulated CTA after the other.
+// The GPU's forward kernels on the simulator: the same rows, the same arguments, one simulated cluster of CTAs after
+// the other.
 #pragma once
 
 #include <vector>
 
 #include "attention/arguments.hpp"
 #include "fa3/fa3.hpp"
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 #include "kernels/configs.hpp"
 #include "problem.hpp"
 
@@ -17,10 +18,12 @@ struct ForwardRun {
   int ctas = 0;
 };
 
-/// Runs the row dispatch would take (or `row`, an index of kernels::forward_rows) on a chip with `sm_count` SMs and
-/// writes problem.o and problem.lse, which are host memory. The workspace is poisoned, what TMA cannot address is
-/// copied, as on the GPU. Throws fa3::Error for what the GPU would refuse and Failure for what the kernel did wrong.
-ForwardRun forward(const ForwardProblem& problem, const Options& options, int row = -1, int sm_count = 2);
+/// Runs the row dispatch would take (or `row`, an index of kernels::forward_rows) on a chip with `sm_count` SMs, in
+/// clusters of `cluster_ctas` CTAs, and writes problem.o and problem.lse, which are host memory. The workspace is
+/// poisoned, what TMA cannot address is copied, as on the GPU. Throws fa3::Error for what the GPU would refuse and
+/// Failure for what the kernel did wrong.
+ForwardRun forward(const ForwardProblem& problem, const Options& options, int row = -1, int sm_count = 2,
+                   int cluster_ctas = 1);
 
 /// fa3::forward with the simulator as its device: views of host memory, arguments checked as for cuda; `workspace` and
 /// `stream` are not used. Lazy completion, two SMs. A Failure of the kernel becomes a status with its message.

@@ -4,30 +4,31 @@
 #include <string>
 
 #include "attention/forward.hpp"
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 #include "kernels/configs.hpp"
 
 namespace fa3::simulator {
 
-/// Runs CTA `index` of `count`; adds to `counters` and, if the options say so, `events`.
+/// Runs CTA `index` of `count` and the others of its cluster of `ctas`, of which it is the first; adds to `counters`
+/// and, if the options say so, `events`.
 using RowRunner = void (*)(const attention::ForwardArguments& args, const Options& options, int index, int count,
-                           Counters& counters, std::vector<Event>& events);
+                           int ctas, Counters& counters, std::vector<Event>& events);
 
 template <attention::ForwardConfig config>
-void run_cta(const attention::ForwardArguments& args, const Options& options, int index, int count, Counters& counters,
-             std::vector<Event>& events) {
+void run_cluster(const attention::ForwardArguments& args, const Options& options, int index, int count, int ctas,
+                 Counters& counters, std::vector<Event>& events) {
   using Shared = attention::Shared<config>;
   static_assert(sizeof(Shared) <= kernels::shared_tile_bytes(config) + 1024 && sizeof(Shared) <= 227 * 1024);
-  Cta cta(options, index, count, config.threads(), sizeof(Shared));
-  Shared& shared = *reinterpret_cast<Shared*>(cta.shared());
-  shared.for_each_named([&](const char* name, int i, auto& object) {
-    cta.name_region(&object, sizeof(object), std::string(name) + "[" + std::to_string(i) + "]");
+  Cluster cluster(options, index, count, config.threads(), sizeof(Shared), ctas);
+  const auto shared = [&]() -> Shared& { return *reinterpret_cast<Shared*>(cluster.shared()); };
+  shared().for_each_named([&](const char* name, int i, auto& object) {
+    cluster.name_region(&object, sizeof(object), std::string(name) + "[" + std::to_string(i) + "]");
   });
-  cta.name_warpgroup(0, "producer");
-  for (int i = 0; i < config.consumer_warpgroups(); ++i) cta.name_warpgroup(1 + i, "consumer " + std::to_string(i));
-  cta.run([&] { attention::forward<config>(shared, args); });
-  counters += cta.counters();
-  events.insert(events.end(), cta.events().begin(), cta.events().end());
+  cluster.name_warpgroup(0, "producer");
+  for (int i = 0; i < config.consumer_warpgroups(); ++i) cluster.name_warpgroup(1 + i, "consumer " + std::to_string(i));
+  cluster.run([&] { attention::forward<config>(shared(), args); });
+  counters += cluster.counters();
+  events.insert(events.end(), cluster.events().begin(), cluster.events().end());
 }
 
 /// The runner of a row of forward_rows; defined in the row's own source file.

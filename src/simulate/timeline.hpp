@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "attention/stamps.hpp"
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 
 namespace fa3::simulator {
 

@@ -7,7 +7,7 @@
 namespace fa3::hopper_test {
 namespace {
 
-using simulator::Cta;
+using simulator::Cluster;
 
 /// Bits 62-63 of a descriptor. PTX ISA, "Matrix Descriptor Format".
 std::uint64_t swizzle_mode(int swizzle_bytes) { return swizzle_bytes == 128 ? 1 : swizzle_bytes == 64 ? 2 : 3; }
@@ -39,7 +39,7 @@ std::vector<float> run(Element element, int columns, const Matrix& c, const std:
                        std::uint64_t a, const std::vector<std::uint32_t>& fragment, std::uint64_t b,
                        std::size_t shared_bytes) {
   std::vector<float> d(std::size_t(64 * columns));
-  Cta cta({simulator::Completion::lazy}, 0, 1, 128, shared_bytes);
+  Cluster cta({simulator::Completion::lazy}, 0, 1, 128, shared_bytes);
   fill(cta.shared());
   cta.run([&] {
     const int t = cta.thread();

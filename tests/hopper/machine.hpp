@@ -2,10 +2,10 @@
 // they are compiled once for the simulator (run_sim.cpp) and once for the GPU (run_gpu.cu). Both sides offer, in
 // fa3::hopper_test:
 //
-//   Buffer<T>               an array the kernel can reach: Buffer(std::vector<T>) or Buffer(count, fill), data(),
-//   read() encode(spec)            hopper::TensorMap MachineTest             fixture; launch<Kernel>(arguments, ctas)
-//   runs a kernel to its end modes(), ModeName       the instances of a test: completion policies and seeds; one on the
-//   GPU
+//   Buffer<T>          an array the kernel can reach: Buffer(std::vector<T>) or Buffer(count, fill), data(), read()
+//   encode(spec)       hopper::TensorMap
+//   MachineTest        fixture; launch<Kernel>(arguments, ctas, cluster_ctas) runs a kernel to its end
+//   modes(), ModeName  the instances of a test: completion policies and seeds; one on the GPU
 //
 // A kernel is a type with `threads`, `Arguments` (trivially copyable), `Shared` and `static void run(Shared&, const
 // Arguments&)`.

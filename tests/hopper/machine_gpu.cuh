@@ -66,12 +66,20 @@ class MachineTest : public ::testing::TestWithParam<Mode> {
   }
 
   template <class Kernel>
-  void launch(const typename Kernel::Arguments& args, int ctas = 1) const {
+  void launch(const typename Kernel::Arguments& args, int ctas = 1, int cluster_ctas = 1) const {
     constexpr int shared_bytes = sizeof(typename Kernel::Shared);
     check(cudaFuncSetAttribute(entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
           "cudaFuncSetAttribute");
-    entry<Kernel><<<ctas, Kernel::threads, shared_bytes>>>(args);
-    check(cudaGetLastError(), "kernel launch");
+    cudaLaunchAttribute cluster{};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {unsigned(cluster_ctas), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(unsigned(ctas));
+    config.blockDim = dim3(Kernel::threads);
+    config.dynamicSmemBytes = shared_bytes;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    check(cudaLaunchKernelEx(&config, &entry<Kernel>, args), "kernel launch");
     // A wrong barrier waits for ever, and a process that waits for it cannot say so.
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     cudaError_t status;

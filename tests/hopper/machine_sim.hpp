@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 #include "hopper/sim/tensor_map.hpp"
 
 namespace fa3::simulator {
@@ -54,10 +54,10 @@ struct ModeName {
 class MachineTest : public ::testing::TestWithParam<Mode> {
  protected:
   template <class Kernel>
-  void launch(const typename Kernel::Arguments& args, int ctas = 1) const {
-    for (int i = 0; i < ctas; ++i) {
-      simulator::Cta cta(GetParam(), i, ctas, Kernel::threads, sizeof(typename Kernel::Shared));
-      cta.run([&] { Kernel::run(*reinterpret_cast<typename Kernel::Shared*>(cta.shared()), args); });
+  void launch(const typename Kernel::Arguments& args, int ctas = 1, int cluster_ctas = 1) const {
+    for (int i = 0; i < ctas; i += cluster_ctas) {
+      simulator::Cluster cluster(GetParam(), i, ctas, Kernel::threads, sizeof(typename Kernel::Shared), cluster_ctas);
+      cluster.run([&] { Kernel::run(*reinterpret_cast<typename Kernel::Shared*>(cluster.shared()), args); });
     }
   }
 };

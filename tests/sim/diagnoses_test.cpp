@@ -7,7 +7,7 @@
 #include <set>
 
 #include "hopper/hopper.hpp"
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 #include "hopper/sim/tensor_map.hpp"
 
 namespace fa3 {
@@ -38,7 +38,7 @@ class Diagnoses : public testing::Test {
   template <class Kernel>
   static std::string run(const Kernel& kernel, Completion completion = Completion::lazy, std::uint64_t seed = 1,
                          int threads = 128) {
-    simulator::Cta cta({completion, seed, false}, 0, 1, threads, sizeof(Shared));
+    simulator::Cluster cta({completion, seed, false}, 0, 1, threads, sizeof(Shared));
     Shared& shared = *reinterpret_cast<Shared*>(cta.shared());
     if (threads == 256) cta.name_warpgroup(1, "helper");
     cta.name_region(&shared.a, sizeof(Tile), "a[0]");

@@ -7,7 +7,7 @@
 #include "api/checks.hpp"
 #include "check/run.hpp"
 #include "error.hpp"
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 #include "problem.hpp"
 
 namespace fa3::test {

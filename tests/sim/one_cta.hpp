@@ -20,7 +20,7 @@ void run_one_cta(const ForwardProblem& problem, int row, const simulator::Option
       kernels::forward_arguments(problem, plan, &next_item, 1, &simulator::encode);
   simulator::Counters counters;
   std::vector<simulator::Event> events;
-  simulator::run_cta<config>(args, options, 0, 1, counters, events);
+  simulator::run_cluster<config>(args, options, 0, 1, 1, counters, events);
 }
 
 }  // namespace fa3::test

@@ -1,5 +1,5 @@
-// Stackful coroutines: the threads of a simulated CTA. Boost.Context where it is installed, else ucontext; both tell
-// AddressSanitizer about the stack switch.
+// Stackful coroutines: the threads of a simulated cluster. Boost.Context where it is installed, else ucontext; both
+// tell AddressSanitizer about the stack switch.
 #pragma once
 
 #include <cstddef>

@@ -4,12 +4,12 @@
 #include <utility>
 
 #include "dtype.hpp"
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 
 namespace fa3::hopper::inline sim {
 
 inline float exp2(float x) {
-  simulator::Cta::current().account_exp2();
+  simulator::Cluster::current().account_exp2();
   return std::exp2(x);
 }
 
@@ -20,18 +20,18 @@ inline float reciprocal(float x) { return 1.0f / x; }
 inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
 
 inline float maximum(float a, float b) {
-  simulator::Cta::current().account_alu(2, "max");
+  simulator::Cluster::current().account_alu(2, "max");
   return std::fmax(a, b);
 }
 
-inline bool warp_any(bool x) { return simulator::Cta::current().warp_any(x); }
-inline float quad_max(float x) { return simulator::Cta::current().quad_reduce(x, true); }
-inline float quad_sum(float x) { return simulator::Cta::current().quad_reduce(x, false); }
-inline std::uint32_t from_neighbour(std::uint32_t x) { return simulator::Cta::current().quad_exchange(x); }
+inline bool warp_any(bool x) { return simulator::Cluster::current().warp_any(x); }
+inline float quad_max(float x) { return simulator::Cluster::current().quad_reduce(x, true); }
+inline float quad_sum(float x) { return simulator::Cluster::current().quad_reduce(x, false); }
+inline std::uint32_t from_neighbour(std::uint32_t x) { return simulator::Cluster::current().quad_exchange(x); }
 
 template <Element element>
 inline std::uint32_t pack2(float low, float high) {
-  simulator::Cta::current().account_alu(2, "convert");
+  simulator::Cluster::current().account_alu(2, "convert");
   if constexpr (element == Element::f16) {
     return from_float<Half>(low).bits | std::uint32_t(from_float<Half>(high).bits) << 16;
   } else {

@@ -1,15 +1,15 @@
 #pragma once
 
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 
 namespace fa3::hopper::inline sim {
 
 inline void stmatrix_x4(std::uint32_t address, const std::uint32_t (&fragment)[4]) {
-  simulator::Cta::current().stmatrix(address, fragment);
+  simulator::Cluster::current().stmatrix(address, fragment);
 }
 
 inline void ldmatrix_x4(std::uint32_t (&fragment)[4], std::uint32_t address) {
-  simulator::Cta::current().ldmatrix(address, fragment);
+  simulator::Cluster::current().ldmatrix(address, fragment);
 }
 
 }  // namespace fa3::hopper::inline sim

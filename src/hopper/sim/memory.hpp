@@ -1,18 +1,18 @@
 #pragma once
 
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 
 namespace fa3::hopper::inline sim {
 
 template <class T>
 inline void store_shared(T& to, const T& value) {
-  simulator::Cta::current().store_ordinary(&to, &value, sizeof(T));
+  simulator::Cluster::current().store_ordinary(&to, &value, sizeof(T));
 }
 
 template <class T>
 inline T load_shared(const T& from) {
   T value;
-  simulator::Cta::current().load_ordinary(&value, &from, sizeof(T));
+  simulator::Cluster::current().load_ordinary(&value, &from, sizeof(T));
   return value;
 }
 

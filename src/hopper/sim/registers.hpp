@@ -1,17 +1,17 @@
 #pragma once
 
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 
 namespace fa3::hopper::inline sim {
 
 template <int count>
 inline void release_registers() {
-  simulator::Cta::current().registers(count, false);
+  simulator::Cluster::current().registers(count, false);
 }
 
 template <int count>
 inline void claim_registers() {
-  simulator::Cta::current().registers(count, true);
+  simulator::Cluster::current().registers(count, true);
 }
 
 }  // namespace fa3::hopper::inline sim

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 
 namespace fa3::hopper::inline sim {
 
@@ -8,24 +8,24 @@ template <Element element, int columns>
 struct WgmmaSS {
   template <int accumulate>
   static void issue(float (&d)[columns / 2], std::uint64_t a, std::uint64_t b) {
-    simulator::Cta::current().wgmma(element, columns, accumulate != 0, d, a, nullptr, b);
+    simulator::Cluster::current().wgmma(element, columns, accumulate != 0, d, a, nullptr, b);
   }
 };
 
 template <Element element, int columns>
 struct WgmmaRS {
   static void issue(float (&d)[columns / 2], const std::uint32_t* a, std::uint64_t b) {
-    simulator::Cta::current().wgmma(element, columns, true, d, 0, a, b);
+    simulator::Cluster::current().wgmma(element, columns, true, d, 0, a, b);
   }
 };
 
-inline void wgmma_fence() { simulator::Cta::current().wgmma_fence(); }
-inline void wgmma_commit() { simulator::Cta::current().wgmma_commit(); }
+inline void wgmma_fence() { simulator::Cluster::current().wgmma_fence(); }
+inline void wgmma_commit() { simulator::Cluster::current().wgmma_commit(); }
 
 template <int pending, class... Accumulators>
 inline void wgmma_wait(Accumulators&... readable) {
-  simulator::Cta::current().wgmma_wait(pending);
-  (simulator::Cta::current().wgmma_readable(readable.value, Accumulators::columns, pending), ...);
+  simulator::Cluster::current().wgmma_wait(pending);
+  (simulator::Cluster::current().wgmma_readable(readable.value, Accumulators::columns, pending), ...);
 }
 
 }  // namespace fa3::hopper::inline sim

@@ -1,4 +1,4 @@
-#include "hopper/sim/cta.hpp"
+#include "hopper/sim/machine.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -14,7 +14,7 @@ namespace {
 using std::string;
 using std::to_string;
 
-thread_local Cta* current_cta = nullptr;
+thread_local Cluster* current_cluster = nullptr;
 
 constexpr int warp_threads = 32;
 constexpr int warpgroup_threads = 128;
@@ -28,7 +28,7 @@ const float poison = std::bit_cast<float>(poison_bits);
 // unit of each of its four sub-cores serves 4 lanes per cycle.
 constexpr double product_cycles_per_column = 0.5;
 constexpr double exp2_cycles = 8;
-constexpr double load_latency = 700, load_bytes_per_cycle = 64, barrier_latency = 20;
+constexpr double load_latency = 700, load_bytes_per_cycle = 64, barrier_latency = 20, word_latency = 200;
 
 /// mbarrier state in its 8 bytes: phase parity, arrivals expected per phase, arrivals pending, bytes pending (biased).
 struct BarrierState {
@@ -112,8 +112,9 @@ Counters& Counters::operator+=(const Counters& other) {
 // ---- state
 // -----------------------------------------------------------------------------------------------------------------
 
-struct Cta::Thread {
-  int index = 0;
+struct Cluster::Thread {
+  int index = 0;  // in the cluster; so are its warp and warpgroup
+  int rank = 0;   // of its CTA
   std::unique_ptr<Fiber> fiber;
   bool blocked = false, finished = false;
   string waits_for;                         // while blocked
@@ -147,13 +148,13 @@ struct Cta::Thread {
 };
 
 /// Accumulators of products that have not all been read back, as one 64 x columns tile.
-struct Cta::Shadow {
+struct Cluster::Shadow {
   int columns = 0;
   std::vector<float> tile;
   int holders = 0;  // threads that still have it in flight
 };
 
-struct Cta::Product {
+struct Cluster::Product {
   hopper::Element element{};
   int columns = 0;
   bool accumulate = false;
@@ -173,9 +174,10 @@ struct Cta::Product {
   double ready = 0, finish = 0;
 };
 
-struct Cta::Warpgroup {
+struct Cluster::Warpgroup {
   int index = 0;
-  string role;  // for messages
+  int rank = 0;  // of its CTA
+  string role;   // for messages
   std::deque<Product> products;
   std::size_t first = 0;      // number of products dropped from the front
   std::size_t completed = 0;  // number of products completed
@@ -184,7 +186,7 @@ struct Cta::Warpgroup {
   std::vector<std::uint32_t> read;   // per chunk: 1 + index of the latest product that reads it
 };
 
-struct Cta::Rendezvous {
+struct Cluster::Rendezvous {
   int arrived = 0;
   std::size_t generation = 0;
   string operation;
@@ -194,11 +196,11 @@ struct Cta::Rendezvous {
   std::array<std::uint32_t, warp_threads> address{};
   std::array<std::uint32_t, warp_threads> exchanged{};
   std::array<std::array<std::uint32_t, 4>, warp_threads> fragment{};
-  Clock arriving, known;             // of warp_sync and cta_sync
+  Clock arriving, known;             // of warp_sync, cta_sync and cluster_sync
   std::vector<int> register_counts;  // of a warp: by setmaxnreg, in order; the first is that of the launch
 };
 
-struct Cta::NamedBarrierState {
+struct Cluster::NamedBarrierState {
   int expected = 0, arrived = 0;
   std::size_t generation = 0;
   std::vector<bool> seen;
@@ -206,112 +208,174 @@ struct Cta::NamedBarrierState {
   Clock arriving, known;
 };
 
-struct Cta::Region {
+/// What a CTA has for itself.
+struct Cluster::Sm {
+  int alive = 0;  // threads that have not returned
+  Rendezvous all;
+  std::array<NamedBarrierState, 16> named;
+  int free_registers = 0;
+  // By component of the threads' clocks: the count that must be known before the CTA ends, for peers have arrived or
+  // count bytes on this barrier.
+  struct Reach {
+    std::uint32_t count;
+    const std::uint64_t* barrier;
+  };
+  std::map<std::size_t, Reach> reached;
+
+  // Timed model: when each unit is free again.
+  double tensor_core_free = 0, tma_free = 0;
+  std::array<double, 4> exp2_free{};
+};
+
+struct Cluster::Region {
   std::uint32_t offset;
   std::size_t bytes;
   string name;
   int block = -1;  // what TMA loaded last: first row / box rows
 };
 
-struct Cta::Copy {
-  bool load = false, add = false, done = false;
+struct Cluster::Copy {
+  enum class Kind { load, store, add, word } kind;
+  bool done = false;
   hopper::TensorMapSpec spec{};
   hopper::Coordinates at{};
+  int block = 0;
+  std::uint32_t word = 0;  // if it is one
+  int rank = 0;            // of the CTA that `address` and `barrier` belong to
   std::uint32_t address = 0;
   std::uint64_t* barrier = nullptr;
+  std::uint32_t phase = 0;  // the barrier's count of completed phases says that this has landed
   int thread = 0;
+  bool from_peer = false;    // the thread belongs to another CTA
   std::uint32_t number = 0;  // of a store: 1 + stores its thread issued before
   std::uint32_t id = 0;
   double finish = 0;
-  int bytes() const { return int(spec.box_rows) * spec.swizzle_bytes; }
+  bool stores() const { return kind == Kind::store || kind == Kind::add; }
+  int bytes() const { return kind == Kind::word ? int(word_bytes) : int(spec.box_rows) * spec.swizzle_bytes; }
 };
 
-Cta::Cta(const Options& options, int index, int count, int threads, std::size_t shared_bytes)
+Cluster::Cluster(const Options& options, int index, int count, int threads, std::size_t shared_bytes, int ctas)
     : options_(options),
-      index_(index),
+      first_(index),
       count_(count),
-      storage_(shared_bytes + 1024, std::byte(0xff)),
+      cta_threads_(threads),
       shared_bytes_(shared_bytes),
+      stride_(std::uint32_t(shared_bytes + 1023) / 1024 * 1024),
+      storage_(std::size_t(ctas) * stride_ + 1024, std::byte(0xff)),
       random_(options.seed * 1000003 + std::uint64_t(index)) {
   if (threads <= 0 || threads % warpgroup_threads != 0)
     throw std::invalid_argument("threads must be a positive multiple of 128");
+  if (index % ctas != 0 || count % ctas != 0) throw std::invalid_argument("a grid is a whole number of clusters");
   const auto address = reinterpret_cast<std::uintptr_t>(storage_.data());
   shared_ = storage_.data() + ((address + 1023) / 1024 * 1024 - address);
-  chunks_.resize((shared_bytes + chunk_bytes - 1) / chunk_bytes);
+  chunks_.resize(std::size_t(ctas) * stride_ / chunk_bytes);
   words_.resize(chunks_.size() * (chunk_bytes / word_bytes));
-  for (int i = 0; i < threads; ++i) {
+  for (int rank = 0; rank < ctas; ++rank) {
+    sms_.push_back(std::make_unique<Sm>());
+    sms_.back()->alive = threads;
+    for (NamedBarrierState& barrier : sms_.back()->named) barrier.seen.resize(std::size_t(threads));
+  }
+  for (int i = 0; i < ctas * threads; ++i) {
     threads_.push_back(std::make_unique<Thread>());
     threads_.back()->index = i;
-    threads_.back()->clock.raise(accesses_of(i), 1);
+    threads_.back()->rank = i / threads;
   }
-  // At entry every thread has the same share of the register file, in units of eight.
-  const int registers = std::min(65536 / threads / 8 * 8, 248);
-  for (int i = 0; i < threads / warpgroup_threads; ++i) {
+  for (int i = 0; i < ctas * threads / warpgroup_threads; ++i) {
     warpgroups_.push_back(std::make_unique<Warpgroup>());
     warpgroups_.back()->index = i;
+    warpgroups_.back()->rank = i * warpgroup_threads / threads;
     warpgroups_.back()->read.resize(chunks_.size());
   }
-  for (int i = 0; i < threads / 4; ++i) quads_.push_back(std::make_unique<Rendezvous>());
-  for (int i = 0; i < threads / warp_threads; ++i) {
+  for (int i = 0; i < ctas * threads / 4; ++i) quads_.push_back(std::make_unique<Rendezvous>());
+  // At entry every thread has the same share of the register file, in units of eight.
+  const int registers = std::min(65536 / threads / 8 * 8, 248);
+  for (int i = 0; i < ctas * threads / warp_threads; ++i) {
     warps_.push_back(std::make_unique<Rendezvous>());
     warps_.back()->register_counts = {registers};
   }
   all_ = std::make_unique<Rendezvous>();
-  for (int i = 0; i < 16; ++i) {
-    named_.push_back(std::make_unique<NamedBarrierState>());
-    named_.back()->seen.resize(std::size_t(threads));
-  }
+  for (auto& thread : threads_) thread->clock.raise(accesses_of(thread->index), 1);
 }
 
-Cta::~Cta() = default;
+Cluster::~Cluster() = default;
 
-Cta& Cta::current() { return *current_cta; }
+Cluster& Cluster::current() { return *current_cluster; }
 
 // ---- names and messages
 // ----------------------------------------------------------------------------------------------------
 
-void Cta::name_region(const void* object, std::size_t bytes, string region_name) {
-  regions_.push_back(
-      {std::uint32_t(static_cast<const std::byte*>(object) - shared_), bytes, std::move(region_name), -1});
+Cluster::Sm& Cluster::sm() const { return *sms_[std::size_t(self().rank)]; }
+
+/// Where an address of the CTA `rank` is in the memory of the cluster: CTA after CTA, without the system's part.
+std::uint32_t Cluster::offset_of(int rank, std::uint32_t address) const {
+  return std::uint32_t(rank) * stride_ + address - shared_base;
 }
 
-Cta::Region* Cta::region_at(std::uint32_t offset) {
+std::byte* Cluster::shared() const { return shared_ + (running_ ? std::uint32_t(rank()) * stride_ : 0); }
+
+void Cluster::name_region(const void* object, std::size_t bytes, string region_name) {
+  const auto offset = std::uint32_t(static_cast<const std::byte*>(object) - shared_);
+  for (int rank = 0; rank < size(); ++rank)
+    regions_.push_back({std::uint32_t(rank) * stride_ + offset, bytes, region_name + of_cta(rank), -1});
+}
+
+Cluster::Region* Cluster::region_at(std::uint32_t offset) {
   for (Region& region : regions_)
     if (offset >= region.offset && offset < region.offset + region.bytes) return &region;
   return nullptr;
 }
 
-string Cta::where(std::uint32_t offset) const {
+/// For messages; nothing in a cluster of one.
+string Cluster::of_cta(int rank) const { return size() == 1 ? "" : " of CTA " + to_string(first_ + rank); }
+
+string Cluster::where(std::uint32_t offset) const {
   for (const Region& region : regions_)
     if (offset >= region.offset && offset < region.offset + region.bytes)
       return region.name + (region.block >= 0 ? " (block " + to_string(region.block) + ")" : "") + " + " +
              to_string(offset - region.offset);
-  return "shared memory + " + to_string(offset);
+  return "shared memory" + of_cta(rank_at(offset)) + " + " + to_string(offset % stride_);
 }
 
-string Cta::barrier_name(const std::uint64_t& state) const {
+string Cluster::barrier_name(const std::uint64_t& state) const {
   const auto offset = std::uint32_t(reinterpret_cast<const std::byte*>(&state) - shared_);
   for (const Region& region : regions_)
     if (offset >= region.offset && offset < region.offset + region.bytes) return region.name;
-  return "mbarrier at shared memory + " + to_string(offset);
+  return "mbarrier at " + where(offset);
 }
 
-void Cta::name_warpgroup(int warpgroup, string role) { warpgroups_[std::size_t(warpgroup)]->role = std::move(role); }
+void Cluster::name_warpgroup(int warpgroup, string role) {
+  for (std::size_t i = std::size_t(warpgroup); i < warpgroups_.size();
+       i += std::size_t(cta_threads_ / warpgroup_threads))
+    warpgroups_[i]->role = role;
+}
 
-string Cta::warpgroup_name(int warpgroup) const {
+/// In its CTA.
+string Cluster::warpgroup_name(int warpgroup) const {
   const string& role = warpgroups_[std::size_t(warpgroup)]->role;
-  return role.empty() ? "warpgroup " + to_string(warpgroup) : role;
+  return role.empty() ? "warpgroup " + to_string(warpgroup % (cta_threads_ / warpgroup_threads)) : role;
 }
 
-string Cta::thread_name(const Thread& thread) const {
-  return "thread " + to_string(thread.index) + " (" + warpgroup_name(thread.warpgroup()) + ", warp " +
+/// In its CTA.
+string Cluster::thread_name(const Thread& thread) const {
+  return "thread " + to_string(thread.index % cta_threads_) + " (" + warpgroup_name(thread.warpgroup()) + ", warp " +
          to_string(thread.warp() % 4) + ", lane " + to_string(thread.lane()) + ")";
 }
 
-void Cta::fail(const string& message) {
+/// Who counts this component of the clocks: a thread, or a barrier that a word was sent to.
+string Cluster::component_name(std::size_t component) const {
+  if (component >= threads_.size()) return "send_word";
+  return "thread " + to_string(component % std::size_t(cta_threads_)) + of_cta(threads_[component]->rank);
+}
+
+void Cluster::fail(const string& message) {
   if (failure_.empty()) {
-    failure_ = "CTA " + to_string(index_) + (running_ ? ", " + thread_name(*running_) : "") + ": " + message +
-               " [policy " + name(options_.completion) + ", seed " + to_string(options_.seed) + "]";
+    string who = "CTA " + to_string(running_ ? cta() : first_);
+    if (running_)
+      who += ", " + thread_name(*running_);
+    else if (size() > 1)
+      who = "cluster of CTAs " + to_string(first_) + " to " + to_string(first_ + size() - 1);
+    failure_ =
+        who + ": " + message + " [policy " + name(options_.completion) + ", seed " + to_string(options_.seed) + "]";
   }
   throw Abort{};
 }
@@ -319,11 +383,12 @@ void Cta::fail(const string& message) {
 // ---- scheduler
 // -------------------------------------------------------------------------------------------------------------
 
-Cta::Thread& Cta::self() const { return *running_; }
-int Cta::thread() const { return running_->index; }
+Cluster::Thread& Cluster::self() const { return *running_; }
+int Cluster::thread() const { return running_->index % cta_threads_; }
+int Cluster::rank() const { return running_->rank; }
 
 /// A point at which another thread may run: under the random policy every primitive is one.
-void Cta::yield() {
+void Cluster::yield() {
   if (aborting_) throw Abort{};
   if (options_.completion != Completion::random || random_() % 8 != 0) return;
   Thread& thread = self();
@@ -332,7 +397,7 @@ void Cta::yield() {
   if (aborting_) throw Abort{};
 }
 
-void Cta::block(const void* key, const string& what) {
+void Cluster::block(const void* key, const string& what) {
   Thread& thread = self();
   thread.blocked = true;
   thread.waits_for = what;
@@ -341,7 +406,7 @@ void Cta::block(const void* key, const string& what) {
   if (aborting_) throw Abort{};
 }
 
-void Cta::wake(const void* key, double time) {
+void Cluster::wake(const void* key, double time) {
   const auto found = waiting_.find(key);
   if (found == waiting_.end()) return;
   for (Thread* thread : found->second) {
@@ -352,7 +417,7 @@ void Cta::wake(const void* key, double time) {
   waiting_.erase(found);
 }
 
-Cta::Thread* Cta::pick() {
+Cluster::Thread* Cluster::pick() {
   if (ready_.empty()) return nullptr;
   std::size_t chosen = 0;
   if (options_.completion == Completion::random) {
@@ -369,8 +434,8 @@ Cta::Thread* Cta::pick() {
   return thread;
 }
 
-void Cta::run(const std::function<void()>& kernel) {
-  current_cta = this;
+void Cluster::run(const std::function<void()>& kernel) {
+  current_cluster = this;
   for (auto& thread : threads_) {
     Thread* t = thread.get();
     t->fiber = std::make_unique<Fiber>([this, t, &kernel] {
@@ -379,7 +444,7 @@ void Cta::run(const std::function<void()>& kernel) {
         flush_compute(*t);
       } catch (const Abort&) {
       } catch (const std::exception& error) {
-        if (failure_.empty()) failure_ = thread_name(*t) + ": " + error.what();
+        if (failure_.empty()) failure_ = thread_name(*t) + of_cta(t->rank) + ": " + error.what();
       }
       t->finished = true;
     });
@@ -403,7 +468,10 @@ void Cta::run(const std::function<void()>& kernel) {
       now_ += 1;
       next->fiber->resume();
       running_ = nullptr;
-      if (next->finished) --alive;
+      if (next->finished) {
+        --alive;
+        if (--sms_[std::size_t(next->rank)]->alive == 0) finish_cta(next->rank);
+      }
       if (!failure_.empty()) throw Abort{};
     }
     finish_threads();
@@ -420,32 +488,47 @@ void Cta::run(const std::function<void()>& kernel) {
     }
     running_ = nullptr;
   }
-  current_cta = nullptr;
+  current_cluster = nullptr;
   if (!failure_.empty()) throw Failure(failure_);
 }
 
+/// What must be true when a CTA's threads have returned: it knows of all that peers did to it.
+void Cluster::finish_cta(int rank) {
+  Clock known;
+  for (const auto& thread : threads_)
+    if (thread->rank == rank) known.join(thread->clock);
+  for (const auto& [component, reach] : sms_[std::size_t(rank)]->reached)
+    if (!known.knows(component, reach.count))
+      fail("CTA " + to_string(first_ + rank) + " ends before it can know of " +
+           (component < threads_.size() ? "an arrival by " + component_name(component) : string("bytes from a peer")) +
+           " on " + barrier_name(*reach.barrier) + " (cluster_sync is missing)");
+}
+
 /// What must be true when all threads have returned.
-void Cta::finish_threads() {
+void Cluster::finish_threads() {
   for (const auto& thread : threads_)
     if (const std::uint32_t read = thread->clock[stores_read_of(thread->index)]; read < thread->stores)
-      fail(thread_name(*thread) + " ended without waiting until its TMA stores have read shared memory (" +
-           to_string(read) + " of " + to_string(thread->stores) + " known)");
+      fail(thread_name(*thread) + of_cta(thread->rank) +
+           " ended without waiting until its TMA stores have read shared memory (" + to_string(read) + " of " +
+           to_string(thread->stores) + " known)");
   for (Copy& copy : copies_)
     if (!copy.done) fail("the CTA ended with a TMA load in flight: " + descriptions_[copy.id]);
   for (const auto& warpgroup : warpgroups_)
     if (warpgroup->completed < warpgroup->first + warpgroup->products.size())
       fail("the CTA ended with wgmma in flight: " +
            descriptions_[warpgroup->products[warpgroup->completed - warpgroup->first].id]);
-  for (std::size_t i = 0; i < named_.size(); ++i)
-    if (named_[i]->arrived != 0)
-      fail("the CTA ended with named barrier " + to_string(i) + " half full: " + to_string(named_[i]->arrived) +
-           " of " + to_string(named_[i]->expected) + " threads have arrived");
+  for (int rank = 0; rank < size(); ++rank)
+    for (std::size_t i = 0; i < 16; ++i)
+      if (const NamedBarrierState& barrier = sms_[std::size_t(rank)]->named[i]; barrier.arrived != 0)
+        fail("the CTA ended with named barrier " + to_string(i) + of_cta(rank) + " half full: " +
+             to_string(barrier.arrived) + " of " + to_string(barrier.expected) + " threads have arrived");
   for (std::size_t warp = 0; warp < warps_.size(); ++warp)
     if (warps_[warp]->register_counts != warps_[warp / 4 * 4]->register_counts)
-      fail("setmaxnreg: the warps of " + warpgroup_name(int(warp / 4)) + " executed different ones");
+      fail("setmaxnreg: the warps of " + warpgroup_name(int(warp / 4)) + of_cta(warpgroups_[warp / 4]->rank) +
+           " executed different ones");
 }
 
-string Cta::deadlock_report() const {
+string Cluster::deadlock_report() const {
   const auto pending = [](const std::uint64_t& state) {
     const BarrierState barrier = BarrierState::of(state);
     return to_string(barrier.pending) + " of " + to_string(barrier.expected) + " arrivals and " +
@@ -453,7 +536,8 @@ string Cta::deadlock_report() const {
   };
   string report;
   for (std::size_t warp = 0; warp < threads_.size() / warp_threads; ++warp) {
-    report += "  " + warpgroup_name(int(warp / 4)) + ", warp " + to_string(warp % 4) + ": ";
+    report += "  " + warpgroup_name(int(warp / 4)) + of_cta(warpgroups_[warp / 4]->rank) + ", warp " +
+              to_string(warp % 4) + ": ";
     std::map<string, int> reasons;
     for (int lane = 0; lane < warp_threads; ++lane) {
       const Thread& thread = *threads_[warp * warp_threads + std::size_t(lane)];
@@ -469,21 +553,24 @@ string Cta::deadlock_report() const {
     }
     report += "\n";
   }
-  if (free_registers_ != 0) report += "  registers not claimed: " + to_string(free_registers_) + "\n";
+  for (int rank = 0; rank < size(); ++rank)
+    if (const int free = sms_[std::size_t(rank)]->free_registers; free != 0)
+      report += "  registers" + of_cta(rank) + " not claimed: " + to_string(free) + "\n";
   for (const auto& [state, record] : barriers_) {
     const BarrierState barrier = BarrierState::of(*state);
     if (barrier.pending != barrier.expected || barrier.bytes != 0)
       report += "  " + barrier_name(*state) + ": phase " + to_string(record.phases) + ", " + pending(*state) + "\n";
   }
-  for (std::size_t i = 0; i < named_.size(); ++i)
-    if (named_[i]->arrived != 0)
-      report += "  named barrier " + to_string(i) + ": " + to_string(named_[i]->arrived) + " of " +
-                to_string(named_[i]->expected) + " threads have arrived\n";
+  for (int rank = 0; rank < size(); ++rank)
+    for (std::size_t i = 0; i < 16; ++i)
+      if (const NamedBarrierState& barrier = sms_[std::size_t(rank)]->named[i]; barrier.arrived != 0)
+        report += "  named barrier " + to_string(i) + of_cta(rank) + ": " + to_string(barrier.arrived) + " of " +
+                  to_string(barrier.expected) + " threads have arrived\n";
   return report;
 }
 
 /// Completes one asynchronous operation, the policy's choice; false if there is none.
-bool Cta::complete_something() {
+bool Cluster::complete_something() {
   if (options_.completion == Completion::timed) return complete_timed(std::numeric_limits<double>::infinity());
   std::vector<std::function<void()>> candidates;
   for (Copy& copy : copies_)
@@ -498,7 +585,7 @@ bool Cta::complete_something() {
 }
 
 /// Timed policy: completes the earliest operation that finishes before `horizon`.
-bool Cta::complete_timed(double horizon) {
+bool Cluster::complete_timed(double horizon) {
   double earliest = horizon;
   Copy* copy = nullptr;
   Warpgroup* warpgroup = nullptr;
@@ -523,13 +610,13 @@ bool Cta::complete_timed(double horizon) {
 }
 
 /// The thread's accesses up to here happen before whatever follows those who learn `to`.
-void Cta::publish_clock(Thread& thread, Clock& to) {
+void Cluster::publish_clock(Thread& thread, Clock& to) {
   to.join(thread.clock);
   thread.clock.raise(accesses_of(thread.index), thread.clock[accesses_of(thread.index)] + 1);
 }
 
 template <class OnLast>
-void Cta::meet(Rendezvous& rendezvous, int size, const string& what, bool orders_memory, OnLast on_last) {
+void Cluster::meet(Rendezvous& rendezvous, int size, const string& what, bool orders_memory, OnLast on_last) {
   if (aborting_) throw Abort{};
   Thread& thread = self();
   if (rendezvous.arrived == 0) {
@@ -555,35 +642,39 @@ void Cta::meet(Rendezvous& rendezvous, int size, const string& what, bool orders
   if (orders_memory) thread.clock.join(rendezvous.known);
 }
 
-std::uint64_t Cta::clock() const {
+std::uint64_t Cluster::clock() const {
   return std::uint64_t(options_.completion == Completion::timed ? self().time : now_);
 }
 
-bool Cta::elect_one() {
+bool Cluster::elect_one() {
   // Which lane is elected is not specified, only that it is the same one in the whole warp.
   const std::uint64_t lane =
-      options_.completion == Completion::random ? options_.seed * 7 + std::uint64_t(thread() / warp_threads) : 0;
+      options_.completion == Completion::random ? options_.seed * 7 + std::uint64_t(self().warp()) : 0;
   return std::uint64_t(thread() % warp_threads) == lane % warp_threads;
 }
 
-void Cta::sync_cta() {
-  meet(*all_, int(threads_.size()), "cta_sync", true, [] {});
+void Cluster::sync_cluster() {
+  meet(*all_, int(threads_.size()), "cluster_sync", true, [] {});
 }
 
-void Cta::sync_warp() {
-  meet(*warps_[std::size_t(thread() / warp_threads)], warp_threads, "warp_sync", true, [] {});
+void Cluster::sync_cta() {
+  meet(sm().all, cta_threads_, "cta_sync", true, [] {});
+}
+
+void Cluster::sync_warp() {
+  meet(*warps_[std::size_t(self().warp())], warp_threads, "warp_sync", true, [] {});
 }
 
 // ---- shared memory
 // ---------------------------------------------------------------------------------------------------------
 
-std::uint32_t Cta::shared_address(const void* pointer) {
-  const std::ptrdiff_t offset = static_cast<const std::byte*>(pointer) - shared_;
+std::uint32_t Cluster::shared_address(const void* pointer) {
+  const std::ptrdiff_t offset = static_cast<const std::byte*>(pointer) - shared();
   if (offset < 0 || std::size_t(offset) >= shared_bytes_) fail("address taken of something outside shared memory");
   return shared_base + std::uint32_t(offset);
 }
 
-void Cta::check_range(std::uint32_t address, std::size_t bytes, const char* what) {
+void Cluster::check_range(std::uint32_t address, std::size_t bytes, const char* what) {
   if (address < shared_base || address - shared_base + bytes > shared_bytes_)
     fail(string(what) + " outside the shared-memory plan: " + to_string(bytes) + " bytes at offset " +
          to_string(std::int64_t(address) - shared_base) + " of " + to_string(shared_bytes_));
@@ -593,32 +684,32 @@ void Cta::check_range(std::uint32_t address, std::size_t bytes, const char* what
 /// what it overwrites is no longer read. Asynchronous work counts as done when somebody knows it is, whether or not the
 /// policy has done it already.
 template <class F>
-void Cta::check_order(std::uint32_t chunk_index, bool write, const string& what, F&& known) {
+void Cluster::check_order(std::uint32_t chunk_index, bool write, const string& what, F&& known) {
   const Chunk& chunk = chunks_[chunk_index];
   const auto race = [&](const string& other) {
     fail("race: " + what + (write ? " writes " : " reads ") + where(chunk_index * chunk_bytes) + ", " + other);
   };
-  if (chunk.loaded != 0 && !known(phases_of(chunk.load_barrier), chunk.load_phase))
+  if (chunk.loaded != 0 && !known(chunk.load_component, chunk.load_phase))
     race("without having waited for " + descriptions_[chunk.loaded]);
   if (write) {
     if (chunk.store != 0 && !known(stores_read_of(chunk.storer), chunk.store))
-      race("which a TMA store of thread " + to_string(chunk.storer) + " may still read");
+      race("which a TMA store of " + component_name(chunk.storer) + " may still read");
     for (const auto& warpgroup : warpgroups_) {
       const std::uint32_t product = warpgroup->read[chunk_index];
       for (int warp = 4 * warpgroup->index; product != 0 && warp < 4 * warpgroup->index + 4; ++warp)
         if (!known(products_retired_by(warp), product))
-          race("which a wgmma of " + warpgroup_name(warpgroup->index) + ", warp " + to_string(warp % 4) +
-               " may still read");
+          race("which a wgmma of " + warpgroup_name(warpgroup->index) + of_cta(warpgroup->rank) + ", warp " +
+               to_string(warp % 4) + " may still read");
     }
   }
 }
 
-/// An ordinary access by the running thread.
-void Cta::check_generic_access(std::uint32_t address, std::size_t bytes, bool write, const char* what) {
+/// An ordinary access by the running thread to an address of the CTA `rank`.
+void Cluster::check_generic_access(int rank, std::uint32_t address, std::size_t bytes, bool write, const char* what) {
   check_range(address, bytes, what);
   Thread& thread = self();
   const Clock& clock = thread.clock;
-  const std::uint32_t offset = address - shared_base;
+  const std::uint32_t offset = offset_of(rank, address);
   const auto known = [&](std::size_t component, std::uint32_t count) { return clock.knows(component, count); };
   for (std::uint32_t i = offset / chunk_bytes; i <= (offset + bytes - 1) / chunk_bytes; ++i) {
     Chunk& chunk = chunks_[i];
@@ -633,15 +724,15 @@ void Cta::check_generic_access(std::uint32_t address, std::size_t bytes, bool wr
   }
   for (std::uint32_t i = offset / word_bytes; i <= (offset + bytes - 1) / word_bytes; ++i) {
     Word& word = words_[i];
-    if (word.written != 0 && !clock.knows(accesses_of(word.writer), word.written))
+    if (word.written != 0 && !clock.knows(word.writer, word.written))
       fail(string("race: ") + what + (write ? " writes " : " reads ") + where(i * word_bytes) +
-           ", not ordered after the write by thread " + to_string(word.writer));
+           ", not ordered after the write by " + component_name(word.writer));
     if (write && word.read) {
       const Clock& readers = readers_[i];
       for (int reader = 0; reader < int(threads_.size()); ++reader)
         if (!clock.knows(accesses_of(reader), readers[accesses_of(reader)]))
-          fail(string("race: ") + what + " writes " + where(i * word_bytes) +
-               ", not ordered after the read by thread " + to_string(reader));
+          fail(string("race: ") + what + " writes " + where(i * word_bytes) + ", not ordered after the read by " +
+               component_name(accesses_of(reader)));
       readers_.erase(i);
       word.read = false;
     }
@@ -659,7 +750,7 @@ void Cta::check_generic_access(std::uint32_t address, std::size_t bytes, bool wr
 }
 
 /// An access that TMA begins, issued by the running thread.
-void Cta::check_async_access(std::uint32_t offset, std::size_t bytes, bool write, std::uint32_t id) {
+void Cluster::check_async_access(std::uint32_t offset, std::size_t bytes, bool write, std::uint32_t id) {
   const Clock& clock = self().clock;
   const string& what = descriptions_[id];
   const auto known = [&](std::size_t component, std::uint32_t count) { return clock.knows(component, count); };
@@ -675,18 +766,18 @@ void Cta::check_async_access(std::uint32_t offset, std::size_t bytes, bool write
     for (std::uint32_t w = i * (chunk_bytes / word_bytes); w < (i + 1) * (chunk_bytes / word_bytes); ++w) {
       Word& word = words_[w];
       if (word.unfenced)
-        fail(what + (write ? " overwrites" : " reads") + " what thread " + to_string(word.writer) +
+        fail(what + (write ? " overwrites" : " reads") + " what " + component_name(word.writer) +
              " wrote without fence_async_shared (" + where(i * chunk_bytes) + ")");
-      if (word.written != 0 && !clock.knows(accesses_of(word.writer), word.written))
-        fail("race: " + what + " is not ordered after the fence of thread " + to_string(word.writer) +
-             ", which wrote " + where(i * chunk_bytes));
+      if (word.written != 0 && !clock.knows(word.writer, word.written))
+        fail("race: " + what + " is not ordered after the fence of " + component_name(word.writer) + ", which wrote " +
+             where(i * chunk_bytes));
       if (!write) continue;
       if (word.read) {
         const Clock& readers = readers_[w];
         for (int reader = 0; reader < int(threads_.size()); ++reader)
           if (!clock.knows(accesses_of(reader), readers[accesses_of(reader)]))
-            fail("race: " + what + " overwrites " + where(i * chunk_bytes) + ", which thread " + to_string(reader) +
-                 " may still read");
+            fail("race: " + what + " overwrites " + where(i * chunk_bytes) + ", which " +
+                 component_name(accesses_of(reader)) + " may still read");
         readers_.erase(w);
       }
       word = {};
@@ -695,27 +786,27 @@ void Cta::check_async_access(std::uint32_t offset, std::size_t bytes, bool write
   }
 }
 
-std::uint32_t Cta::swizzled(std::uint32_t address, int swizzle_bytes) const {
+std::uint32_t Cluster::swizzled(std::uint32_t address, int swizzle_bytes) const {
   // Address bits 4.. are XORed with bits 7..: three bits for 128 bytes, two for 64, one for 32.
   const std::uint32_t mask = std::uint32_t(swizzle_bytes / 16 - 1) << 4;
   return address ^ (address >> 3 & mask);
 }
 
-void Cta::store_ordinary(void* to, const void* from, std::size_t bytes) {
+void Cluster::store_ordinary(void* to, const void* from, std::size_t bytes) {
   yield();
-  check_generic_access(shared_address(to), bytes, true, "an ordinary store");
+  check_generic_access(rank(), shared_address(to), bytes, true, "an ordinary store");
   std::memcpy(to, from, bytes);
   counters_.ordinary_bytes += bytes;
 }
 
-void Cta::load_ordinary(void* to, const void* from, std::size_t bytes) {
+void Cluster::load_ordinary(void* to, const void* from, std::size_t bytes) {
   yield();
-  check_generic_access(shared_address(from), bytes, false, "an ordinary load");
+  check_generic_access(rank(), shared_address(from), bytes, false, "an ordinary load");
   std::memcpy(to, from, bytes);
   counters_.ordinary_bytes += bytes;
 }
 
-void Cta::fence_async_shared() {
+void Cluster::fence_async_shared() {
   yield();
   Thread& thread = self();
   for (const std::uint32_t i : thread.unfenced_words) {
@@ -730,7 +821,7 @@ void Cta::fence_async_shared() {
 // ---- barriers
 // --------------------------------------------------------------------------------------------------------------
 
-void Cta::mbarrier_init(std::uint64_t& state, int arrivals) {
+void Cluster::mbarrier_init(std::uint64_t& state, int arrivals) {
   yield();
   const std::uint32_t address = shared_address(&state);
   if (address % 8 != 0) fail("mbarrier.init: " + barrier_name(state) + " is not 8-byte aligned");
@@ -740,28 +831,30 @@ void Cta::mbarrier_init(std::uint64_t& state, int arrivals) {
   const std::size_t index = barriers_.contains(&state) ? barriers_[&state].index : barriers_.size();
   BarrierRecord& record = barriers_[&state] = BarrierRecord{};
   record.index = index;
-  record.initialiser = thread();
-  record.initialised = self().clock[accesses_of(thread())];
+  record.initialiser = self().index;
+  record.initialised = self().clock[accesses_of(self().index)];
 }
 
 /// The record of a barrier that the running thread is about to use; it must know that the barrier has been initialised.
-Cta::BarrierRecord& Cta::barrier_record(const std::uint64_t& state, const char* verb) {
+Cluster::BarrierRecord& Cluster::barrier_record(const std::uint64_t& state, const char* verb) {
   const auto found = barriers_.find(&state);
   if (found == barriers_.end()) fail(string(verb) + " " + barrier_name(state) + ", which is not initialised");
   const BarrierRecord& record = found->second;
   if (!self().clock.knows(accesses_of(record.initialiser), record.initialised))
-    fail("race: " + string(verb) + " " + barrier_name(state) + ", not ordered after its initialisation by thread " +
-         to_string(record.initialiser) + " (cta_sync is missing)");
+    fail("race: " + string(verb) + " " + barrier_name(state) + ", not ordered after its initialisation by " +
+         component_name(accesses_of(record.initialiser)) +
+         (threads_[std::size_t(record.initialiser)]->rank == rank() ? " (cta_sync is missing)"
+                                                                    : " (cluster_sync is missing)"));
   return found->second;
 }
 
-void Cta::fence_barrier_init() {
+void Cluster::fence_barrier_init() {
   yield();
   for (auto& [state, record] : barriers_)
-    if (record.initialiser == thread()) record.fenced = true;
+    if (record.initialiser == self().index) record.fenced = true;
 }
 
-void Cta::barrier_check_phase(std::uint64_t& state, double time) {
+void Cluster::barrier_check_phase(std::uint64_t& state, double time) {
   BarrierState barrier = BarrierState::of(state);
   BarrierRecord& record = barriers_[&state];
   record.time = std::max(record.time, time);
@@ -775,9 +868,20 @@ void Cta::barrier_check_phase(std::uint64_t& state, double time) {
   wake(&state, record.time + barrier_latency);
 }
 
-void Cta::mbarrier_arrive(std::uint64_t& state, int expected_bytes) {
-  yield();
-  flush_compute(self());
+/// The barrier at the place of `state` in the CTA `rank`, which the running thread is about to use.
+std::uint64_t& Cluster::peer(std::uint64_t& state, int rank, const char* verb) {
+  if (rank < 0 || rank >= size())
+    fail(string(verb) + " a barrier of rank " + to_string(rank) + " in a cluster of " + to_string(size()));
+  auto& remote = *reinterpret_cast<std::uint64_t*>(shared_ + offset_of(rank, shared_address(&state)));
+  if (sms_[std::size_t(rank)]->alive == 0)
+    fail(string(verb) + " " + barrier_name(remote) + ", but that CTA has ended (cluster_sync is missing)");
+  if (!barrier_record(remote, verb).fenced)
+    fail(string(verb) + " " + barrier_name(remote) + ", whose initialisation was not fenced (fence_barrier_init)");
+  return remote;
+}
+
+/// An arrival of the running thread.
+void Cluster::arrive(std::uint64_t& state, int expected_bytes) {
   BarrierRecord& record = barrier_record(state, "arrives on");
   BarrierState barrier = BarrierState::of(state);
   if (barrier.pending == 0)
@@ -787,12 +891,28 @@ void Cta::mbarrier_arrive(std::uint64_t& state, int expected_bytes) {
          ": beyond what an mbarrier can count");
   barrier.bytes += expected_bytes;
   --barrier.pending;
+  if (barrier.pending == 0 && barrier.bytes < 0) fail_surplus(state, barrier.bytes);
   state = barrier.bits();
   publish_clock(self(), record.arriving);
   barrier_check_phase(state, self().time);
 }
 
-void Cta::mbarrier_wait(std::uint64_t& state, int parity) {
+void Cluster::mbarrier_arrive(std::uint64_t& state, int expected_bytes) {
+  yield();
+  flush_compute(self());
+  arrive(state, expected_bytes);
+}
+
+void Cluster::mbarrier_arrive_remote(std::uint64_t& state, int rank) {
+  yield();
+  flush_compute(self());
+  std::uint64_t& remote = peer(state, rank, "arrives on");
+  const std::size_t component = accesses_of(self().index);
+  if (rank != self().rank) sms_[std::size_t(rank)]->reached[component] = {self().clock[component], &remote};
+  arrive(remote, 0);
+}
+
+void Cluster::mbarrier_wait(std::uint64_t& state, int parity) {
   yield();
   Thread& thread = self();
   flush_compute(thread);
@@ -804,34 +924,58 @@ void Cta::mbarrier_wait(std::uint64_t& state, int parity) {
   thread.waits_on = nullptr;
   thread.clock.join(barrier.released);
   if (thread.lane() == 0 && thread.time > begin)
-    record("warpgroup " + to_string(thread.warpgroup()) + " waits", barrier_name(state), begin, thread.time);
+    record(thread.rank, "warpgroup " + to_string(thread.warpgroup()) + " waits", barrier_name(state), begin,
+           thread.time);
   thread.compute_begin = thread.time;
 }
 
-void Cta::barrier_complete_bytes(std::uint64_t& state, int bytes, double time) {
-  const auto found = barriers_.find(&state);
-  if (found == barriers_.end()) fail("a TMA load completes on " + barrier_name(state) + ", which is not initialised");
-  if (!found->second.fenced)
-    fail("a TMA load completes on " + barrier_name(state) +
-         ", whose initialisation was not fenced (fence_barrier_init)");
-  BarrierState barrier = BarrierState::of(state);
-  barrier.bytes -= bytes;
-  if (barrier.bytes < 0)
-    fail(barrier_name(state) + ": " + to_string(-barrier.bytes) +
-         " more bytes landed than were expected in this phase");
-  state = barrier.bits();
-  barrier_check_phase(state, time);
+void Cluster::fail_surplus(const std::uint64_t& state, int bytes) {
+  fail(barrier_name(state) + ": " + to_string(-bytes) + " more bytes landed than were expected in this phase");
 }
 
-void Cta::named_barrier(int id, int threads, bool wait) {
+/// The copy that the running thread issues will count in the barrier's present phase; returns the component that says
+/// so.
+std::size_t Cluster::count_on_barrier(Copy& copy, const char* verb) {
+  const BarrierRecord& record = barrier_record(*copy.barrier, verb);
+  copy.phase = record.phases + 1;
+  copy.from_peer = copy.rank != self().rank;
+  const std::size_t component = phases_of(record.index);
+  if (!copy.from_peer) return component;
+  // The peer may not have got to this phase yet, but it must have left the one before.
+  if (!self().clock.knows(component, record.phases))
+    fail("race: " + descriptions_[copy.id] + " may count in either of two phases of " + barrier_name(*copy.barrier) +
+         ": this thread cannot know that the latest has completed");
+  sms_[std::size_t(copy.rank)]->reached[component] = {copy.phase, copy.barrier};
+  return component;
+}
+
+void Cluster::barrier_complete_bytes(const Copy& copy) {
+  std::uint64_t& state = *copy.barrier;
+  const string what = copy.kind == Copy::Kind::word ? "a sent word" : "a TMA load";
+  const auto found = barriers_.find(&state);
+  if (found == barriers_.end()) fail(what + " completes on " + barrier_name(state) + ", which is not initialised");
+  if (!found->second.fenced)
+    fail(what + " completes on " + barrier_name(state) + ", whose initialisation was not fenced (fence_barrier_init)");
+  BarrierState barrier = BarrierState::of(state);
+  barrier.bytes -= copy.bytes();
+  // A peer's bytes may come before this CTA expects them, and then are expected later in the same phase.
+  if (copy.from_peer && found->second.phases >= copy.phase)
+    fail(descriptions_[copy.id] + " lands after " + barrier_name(state) +
+         " has completed its phase: too few bytes were expected");
+  if (barrier.bytes < 0 && (!copy.from_peer || barrier.pending == 0)) fail_surplus(state, barrier.bytes);
+  state = barrier.bits();
+  barrier_check_phase(state, copy.finish);
+}
+
+void Cluster::named_barrier(int id, int threads, bool wait) {
   yield();
   Thread& thread = self();
   flush_compute(thread);
   if (id < 1 || id > 15) fail("named barrier " + to_string(id) + ": ids are 1 to 15");
-  if (threads <= 0 || threads % warp_threads != 0 || threads > int(threads_.size()))
+  if (threads <= 0 || threads % warp_threads != 0 || threads > cta_threads_)
     fail("named barrier " + to_string(id) + ": " + to_string(threads) +
          " threads; it must be a multiple of 32 within the CTA");
-  NamedBarrierState& barrier = *named_[std::size_t(id)];
+  NamedBarrierState& barrier = sm().named[std::size_t(id)];
   if (barrier.arrived == 0) {
     barrier.expected = threads;
     barrier.time = 0;
@@ -840,8 +984,9 @@ void Cta::named_barrier(int id, int threads, bool wait) {
     fail("named barrier " + to_string(id) + ": " + to_string(threads) + " threads named here, " +
          to_string(barrier.expected) + " by an earlier arrival of the same phase");
   }
-  if (barrier.seen[std::size_t(thread.index)]) fail("named barrier " + to_string(id) + ": arrives twice in one phase");
-  barrier.seen[std::size_t(thread.index)] = true;
+  const auto index = std::size_t(thread.index % cta_threads_);
+  if (barrier.seen[index]) fail("named barrier " + to_string(id) + ": arrives twice in one phase");
+  barrier.seen[index] = true;
   barrier.time = std::max(barrier.time, thread.time);
   publish_clock(thread, barrier.arriving);
   const std::size_t generation = barrier.generation;
@@ -858,36 +1003,37 @@ void Cta::named_barrier(int id, int threads, bool wait) {
   }
   if (wait) thread.clock.join(barrier.known);
   if (wait && thread.lane() == 0 && thread.time > begin)
-    record("warpgroup " + to_string(thread.warpgroup()) + " waits", "turn", begin, thread.time);
+    record(thread.rank, "warpgroup " + to_string(thread.warpgroup()) + " waits", "turn", begin, thread.time);
   if (wait) thread.compute_begin = thread.time;
 }
 
-void Cta::registers(int count, bool claim) {
+void Cluster::registers(int count, bool claim) {
   yield();
   if (count % 8 != 0 || count < 24 || count > 256)
     fail("setmaxnreg " + to_string(count) + ": a multiple of 8 from 24 to 256 is allowed");
+  int& free = sm().free_registers;
   // Warp by warp: neither the warps of a warpgroup nor anybody's memory accesses are ordered by it.
-  Rendezvous& warp = *warps_[std::size_t(thread() / warp_threads)];
+  Rendezvous& warp = *warps_[std::size_t(self().warp())];
   meet(warp, warp_threads, "setmaxnreg", false, [&] {
     const int change = count - warp.register_counts.back();
     if (claim ? change < 0 : change > 0)
       fail(string("setmaxnreg.") + (claim ? "inc" : "dec") + " " + to_string(count) + " from " +
            to_string(warp.register_counts.back()) + " registers");
-    while (claim && free_registers_ < change * warp_threads)
-      block(&free_registers_, to_string(change * warp_threads) + " registers of the launch's allocation (setmaxnreg " +
-                                  to_string(count) + "), of which too few are free");
-    free_registers_ -= change * warp_threads;
+    while (claim && free < change * warp_threads)
+      block(&free, to_string(change * warp_threads) + " registers of the launch's allocation (setmaxnreg " +
+                       to_string(count) + "), of which too few are free");
+    free -= change * warp_threads;
     warp.register_counts.push_back(count);
-    wake(&free_registers_, self().time);
+    wake(&free, self().time);
   });
 }
 
 // ---- arithmetic that needs other threads or takes noticeable time
 // --------------------------------------------------------------
 
-bool Cta::warp_any(bool x) {
-  Rendezvous& warp = *warps_[std::size_t(thread() / warp_threads)];
-  warp.address[std::size_t(thread() % warp_threads)] = x;
+bool Cluster::warp_any(bool x) {
+  Rendezvous& warp = *warps_[std::size_t(self().warp())];
+  warp.address[std::size_t(self().lane())] = x;
   meet(warp, warp_threads, "warp_any", false, [&] {
     warp.result = 0;
     for (const std::uint32_t vote : warp.address) warp.result += float(vote);
@@ -895,8 +1041,8 @@ bool Cta::warp_any(bool x) {
   return warp.result > 0;
 }
 
-float Cta::quad_reduce(float value, bool maximum) {
-  Rendezvous& quad = *quads_[std::size_t(thread() / 4)];
+float Cluster::quad_reduce(float value, bool maximum) {
+  Rendezvous& quad = *quads_[std::size_t(self().index / 4)];
   quad.value[std::size_t(thread() % 4)] = value;
   meet(quad, 4, maximum ? "quad_max" : "quad_sum", false, [&] {
     // In the order of two butterfly exchanges, so that the result does not depend on who comes first.
@@ -906,7 +1052,7 @@ float Cta::quad_reduce(float value, bool maximum) {
   return quad.result;
 }
 
-std::uint32_t Cta::quad_exchange(std::uint32_t x) {
+std::uint32_t Cluster::quad_exchange(std::uint32_t x) {
   Rendezvous& quad = *quads_[std::size_t(thread() / 4)];
   quad.address[std::size_t(thread() % 4)] = x;
   // Kept apart, because a thread may enter the next rendezvous before another has left this one.
@@ -914,12 +1060,12 @@ std::uint32_t Cta::quad_exchange(std::uint32_t x) {
   return quad.exchanged[std::size_t(thread() % 4 ^ 1)];
 }
 
-void Cta::account_exp2() {
+void Cluster::account_exp2() {
   Thread& thread = self();
   ++counters_.exp2;
   if (options_.completion != Completion::timed) return;
   if (thread.lane() == 0) {
-    double& free = exp2_free_[std::size_t(thread.warp() % 4)];
+    double& free = sm().exp2_free[std::size_t(thread.warp() % 4)];
     free = std::max(free, thread.time) + exp2_cycles;
     thread.time = free;
   } else {
@@ -928,7 +1074,7 @@ void Cta::account_exp2() {
   thread.has_exp2 = true;
 }
 
-void Cta::account_alu(double warp_cycles, const char* label) {
+void Cluster::account_alu(double warp_cycles, const char* label) {
   if (options_.completion != Completion::timed) return;
   Thread& thread = self();
   thread.time += warp_cycles;
@@ -938,19 +1084,19 @@ void Cta::account_alu(double warp_cycles, const char* label) {
 // ---- register fragments
 // ------------------------------------------------------------------------------------------------------
 
-void Cta::stmatrix(std::uint32_t address, const std::uint32_t* fragment) {
+void Cluster::stmatrix(std::uint32_t address, const std::uint32_t* fragment) {
   yield();
-  Rendezvous& warp = *warps_[std::size_t(thread() / warp_threads)];
-  const auto lane = std::size_t(thread() % warp_threads);
-  if (address % 16 != 0) fail("stmatrix: row address " + where(address - shared_base) + " is not 16-byte aligned");
-  check_generic_access(address, 16, true, "stmatrix");
+  Rendezvous& warp = *warps_[std::size_t(self().warp())];
+  const auto lane = std::size_t(self().lane());
+  if (address % 16 != 0) fail("stmatrix: row address " + where(offset_of(rank(), address)) + " is not 16-byte aligned");
+  check_generic_access(rank(), address, 16, true, "stmatrix");
   warp.address[lane] = address;
   std::copy(fragment, fragment + 4, warp.fragment[lane].begin());
   meet(warp, warp_threads, "stmatrix", false, [&] {
     for (std::size_t matrix = 0; matrix < 4; ++matrix) {
       std::array<int, 32> bank{};
       for (std::size_t row = 0; row < 8; ++row) {
-        const std::uint32_t offset = warp.address[8 * matrix + row] - shared_base;
+        const std::uint32_t offset = offset_of(rank(), warp.address[8 * matrix + row]);
         for (std::size_t pair = 0; pair < 4; ++pair)
           std::memcpy(shared_ + offset + 4 * pair, &warp.fragment[4 * row + pair][matrix], 4);
         ++bank[offset / 4 % 32];
@@ -962,18 +1108,18 @@ void Cta::stmatrix(std::uint32_t address, const std::uint32_t* fragment) {
   });
 }
 
-void Cta::ldmatrix(std::uint32_t address, std::uint32_t* fragment) {
+void Cluster::ldmatrix(std::uint32_t address, std::uint32_t* fragment) {
   yield();
-  Rendezvous& warp = *warps_[std::size_t(thread() / warp_threads)];
-  const auto lane = std::size_t(thread() % warp_threads);
-  if (address % 16 != 0) fail("ldmatrix: row address " + where(address - shared_base) + " is not 16-byte aligned");
-  check_generic_access(address, 16, false, "ldmatrix");
+  Rendezvous& warp = *warps_[std::size_t(self().warp())];
+  const auto lane = std::size_t(self().lane());
+  if (address % 16 != 0) fail("ldmatrix: row address " + where(offset_of(rank(), address)) + " is not 16-byte aligned");
+  check_generic_access(rank(), address, 16, false, "ldmatrix");
   warp.address[lane] = address;
   meet(warp, warp_threads, "ldmatrix", false, [&] {
     for (std::size_t matrix = 0; matrix < 4; ++matrix) {
       std::array<int, 32> bank{};
       for (std::size_t row = 0; row < 8; ++row) {
-        const std::uint32_t offset = warp.address[8 * matrix + row] - shared_base;
+        const std::uint32_t offset = offset_of(rank(), warp.address[8 * matrix + row]);
         for (std::size_t pair = 0; pair < 4; ++pair)
           std::memcpy(&warp.fragment[4 * row + pair][matrix], shared_ + offset + 4 * pair, 4);
         ++bank[offset / 4 % 32];
@@ -990,106 +1136,112 @@ void Cta::ldmatrix(std::uint32_t address, std::uint32_t* fragment) {
 // -----------------------------------------------------------------------------------------------------------------------
 
 /// What the hardware answers with an illegal instruction.
-void Cta::check_coordinates(const Copy& copy) {
+void Cluster::check_coordinates(const Copy& copy) {
   const auto& [feature, row, head, batch] = copy.at;
   if (feature % 8 != 0)
     fail("TMA of " + string(copy.spec.name) + ": the box begins at feature " + to_string(feature) +
          "; it must be a multiple of 8 (16 bytes)");
-  if (!copy.load && (feature < 0 || row < 0 || head < 0 || batch < 0))
+  if (copy.stores() && (feature < 0 || row < 0 || head < 0 || batch < 0))
     fail("TMA store of " + string(copy.spec.name) + ": the box begins at feature " + to_string(feature) + ", row " +
          to_string(row) + ", head " + to_string(head) + ", batch " + to_string(batch) +
          "; stores must not have negative coordinates");
 }
 
-void Cta::tma_load(std::uint32_t address, const hopper::TensorMap& map, hopper::Coordinates at,
-                   std::uint64_t& barrier) {
+void Cluster::tma_load(std::uint32_t address, const hopper::TensorMap& map, hopper::Coordinates at,
+                       std::uint64_t& barrier, unsigned ctas) {
   yield();
+  Copy copy{.kind = Copy::Kind::load, .spec = decode(map), .at = at, .address = address};
+  // Loads into several CTAs share a block between them.
+  copy.block = at.row / int(copy.spec.box_rows * unsigned(std::popcount(ctas)));
+  for (copy.rank = 0; ctas >> copy.rank != 0; ++copy.rank) {
+    if ((ctas >> copy.rank & 1) == 0) continue;
+    copy.barrier = copy.rank == rank() ? &barrier : &peer(barrier, copy.rank, "loads onto");
+    start_tma(copy);
+  }
+  self().time += 4;
+}
+
+void Cluster::tma_store(const hopper::TensorMap& map, hopper::Coordinates at, std::uint32_t address, bool add) {
+  yield();
+  start_tma({.kind = add ? Copy::Kind::add : Copy::Kind::store,
+             .spec = decode(map),
+             .at = at,
+             .rank = rank(),
+             .address = address,
+             .number = ++self().stores});
+}
+
+/// A copy between global memory and the shared memory of the CTA `copy.rank`, by the running thread.
+void Cluster::start_tma(Copy copy) {
   Thread& thread = self();
-  Copy copy;
-  copy.load = true;
-  copy.spec = decode(map);
-  copy.at = at;
-  copy.address = address;
-  copy.barrier = &barrier;
+  const bool load = copy.kind == Copy::Kind::load;
+  const string what = string(load ? "TMA load of " : "TMA store of ") + copy.spec.name;
   copy.thread = thread.index;
   copy.id = next_id_++;
   const std::uint32_t bytes = std::uint32_t(copy.bytes());
-  check_range(address, bytes, "TMA load");
+  check_range(copy.address, bytes, load ? "TMA load" : "TMA store");
   check_coordinates(copy);
-  const std::uint32_t offset = address - shared_base;
+  const std::uint32_t offset = offset_of(copy.rank, copy.address);
   if (offset % std::uint32_t(8 * copy.spec.swizzle_bytes) != 0)
-    fail("TMA load of " + string(copy.spec.name) + " to " + where(offset) + ": the address must be a multiple of " +
+    fail(what + (load ? " to " : " from ") + where(offset) + ": the address must be a multiple of " +
          to_string(8 * copy.spec.swizzle_bytes) + " bytes, or the swizzle is not the one wgmma expects");
   Region* region = region_at(offset);
-  const int block = at.row / int(copy.spec.box_rows);
-  descriptions_[copy.id] = "the TMA load of " + string(copy.spec.name) + " rows " + to_string(at.row) + ".. into " +
-                           (region ? region->name : "shared memory + " + to_string(offset));
-  const BarrierRecord& counts = barrier_record(barrier, "loads onto");
-  check_async_access(offset, bytes, true, copy.id);
+  descriptions_[copy.id] = "the " + what + " rows " + to_string(copy.at.row) + ".. " +
+                           (!load ? "from " + where(offset) : "into " + (region ? region->name : where(offset)));
+  const std::size_t landed = load ? count_on_barrier(copy, "loads onto") : 0;
+  check_async_access(offset, bytes, load, copy.id);
   for (std::uint32_t i = offset / chunk_bytes; i < (offset + bytes) / chunk_bytes; ++i) {
     Chunk& chunk = chunks_[i];
-    chunk.loading = chunk.loaded = copy.id;
-    chunk.load_barrier = std::uint16_t(counts.index);
-    chunk.load_phase = counts.phases + 1;
-    chunk.swizzle_bytes = std::uint8_t(copy.spec.swizzle_bytes);
-    chunk.store = 0;
-    for (auto& warpgroup : warpgroups_) warpgroup->read[i] = 0;
+    if (load) {
+      chunk.loading = chunk.loaded = copy.id;
+      chunk.load_component = std::uint16_t(landed);
+      chunk.load_phase = copy.phase;
+      chunk.swizzle_bytes = std::uint8_t(copy.spec.swizzle_bytes);
+      chunk.store = 0;
+      for (auto& warpgroup : warpgroups_) warpgroup->read[i] = 0;
+    } else {
+      ++chunk.async_reads;
+      chunk.reader = copy.id;
+      chunk.store = copy.number;
+      chunk.storer = std::uint16_t(thread.index);
+    }
   }
-  if (region) region->block = block;
-  std::memset(shared_ + offset, 0xff, bytes);
-  counters_.tma_load_bytes += bytes;
-  tma_free_ = std::max(tma_free_, thread.time) + bytes / load_bytes_per_cycle;
-  copy.finish = tma_free_ + load_latency;
-  record("TMA", descriptions_[copy.id].substr(8), copy.finish - load_latency - bytes / load_bytes_per_cycle,
-         copy.finish);
-  thread.time += 4;
+  if (load && region) region->block = copy.block;
+  if (load) std::memset(shared_ + offset, 0xff, bytes);
+  (load ? counters_.tma_load_bytes : counters_.tma_store_bytes) += bytes;
+  double& free = sms_[std::size_t(copy.rank)]->tma_free;
+  free = std::max(free, thread.time) + bytes / load_bytes_per_cycle;
+  copy.finish = free + load_latency;
+  record(copy.rank, "TMA", descriptions_[copy.id].substr(8), free - bytes / load_bytes_per_cycle, copy.finish);
   copies_.push_back(copy);
   if (options_.completion == Completion::eager) apply(copies_.back());
 }
 
-void Cta::tma_store(const hopper::TensorMap& map, hopper::Coordinates at, std::uint32_t address, bool add) {
+void Cluster::send_word(std::uint32_t& to, std::uint32_t value, std::uint64_t& barrier, int rank) {
   yield();
-  Thread& thread = self();
-  Copy copy;
-  copy.add = add;
-  copy.spec = decode(map);
-  copy.at = at;
-  copy.address = address;
-  copy.thread = thread.index;
-  copy.number = ++thread.stores;
+  Copy copy{.kind = Copy::Kind::word, .word = value, .rank = rank, .address = shared_address(&to)};
+  copy.barrier = &peer(barrier, rank, "sends a word to");
+  copy.thread = self().index;
   copy.id = next_id_++;
-  const std::uint32_t bytes = std::uint32_t(copy.bytes());
-  check_range(address, bytes, "TMA store");
-  check_coordinates(copy);
-  const std::uint32_t offset = address - shared_base;
-  if (offset % std::uint32_t(8 * copy.spec.swizzle_bytes) != 0)
-    fail("TMA store of " + string(copy.spec.name) + " from " + where(offset) + ": the address must be a multiple of " +
-         to_string(8 * copy.spec.swizzle_bytes) + " bytes");
-  descriptions_[copy.id] =
-      "the TMA store of " + string(copy.spec.name) + " rows " + to_string(at.row) + ".. from " + where(offset);
-  check_async_access(offset, bytes, false, copy.id);
-  for (std::uint32_t i = offset / chunk_bytes; i < (offset + bytes) / chunk_bytes; ++i) {
-    Chunk& chunk = chunks_[i];
-    ++chunk.async_reads;
-    chunk.reader = copy.id;
-    chunk.store = copy.number;
-    chunk.storer = std::uint16_t(thread.index);
-  }
-  counters_.tma_store_bytes += bytes;
-  tma_free_ = std::max(tma_free_, thread.time) + bytes / load_bytes_per_cycle;
-  copy.finish = tma_free_ + load_latency;
-  record("TMA", descriptions_[copy.id].substr(8), copy.finish - load_latency - bytes / load_bytes_per_cycle,
-         copy.finish);
+  const std::uint32_t offset = offset_of(rank, copy.address);
+  descriptions_[copy.id] = "the word sent to " + where(offset);
+  const std::size_t landed = count_on_barrier(copy, "sends a word to");
+  check_generic_access(rank, copy.address, word_bytes, true, "send_word");
+  // Known by waiting for the barrier, not by whatever the sender does next.
+  words_[offset / word_bytes] = {copy.phase, std::uint16_t(landed), false, false};
+  std::memset(shared_ + offset, 0xff, word_bytes);
+  counters_.ordinary_bytes += word_bytes;
+  copy.finish = self().time + word_latency;
   copies_.push_back(copy);
   if (options_.completion == Completion::eager) apply(copies_.back());
 }
 
-void Cta::store_commit() {
+void Cluster::store_commit() {
   yield();
   self().store_groups.push_back(self().stores);
 }
 
-void Cta::store_wait_read(int pending) {
+void Cluster::store_wait_read(int pending) {
   yield();
   Thread& thread = self();
   flush_compute(thread);
@@ -1099,7 +1251,7 @@ void Cta::store_wait_read(int pending) {
   for (;;) {
     Copy* open = nullptr;
     for (Copy& copy : copies_)
-      if (!copy.done && !copy.load && copy.thread == thread.index && copy.number <= needed) open = &copy;
+      if (!copy.done && copy.stores() && copy.thread == thread.index && copy.number <= needed) open = &copy;
     if (open == nullptr) break;
     if (options_.completion == Completion::timed)
       block(open, descriptions_[open->id]);
@@ -1111,28 +1263,29 @@ void Cta::store_wait_read(int pending) {
 }
 
 /// Moves a copy's data, now.
-void Cta::apply(Copy& copy) {
+void Cluster::apply(Copy& copy) {
   copy.done = true;
   const hopper::TensorMapSpec& spec = copy.spec;
-  const std::uint32_t offset = copy.address - shared_base;
+  const std::uint32_t offset = offset_of(copy.rank, copy.address);
+  if (copy.kind == Copy::Kind::word) std::memcpy(shared_ + offset, &copy.word, word_bytes);
   const std::int64_t position[4] = {copy.at.feature, copy.at.row, copy.at.head, copy.at.batch};
   for (std::uint32_t row = 0; row < spec.box_rows; ++row) {
     for (std::uint32_t feature = 0; feature < spec.box_features; ++feature) {
       const std::int64_t at[4] = {position[0] + feature, position[1] + row, position[2], position[3]};
       bool inside = true;
       for (int i = 0; i < 4; ++i) inside &= at[i] >= 0 && std::uint64_t(at[i]) < spec.extent[i];
-      std::byte* local = shared_ + (swizzled(copy.address + row * std::uint32_t(spec.swizzle_bytes) + 2 * feature,
-                                             spec.swizzle_bytes) -
-                                    shared_base);
+      std::byte* local =
+          shared_ + offset_of(copy.rank, swizzled(copy.address + row * std::uint32_t(spec.swizzle_bytes) + 2 * feature,
+                                                  spec.swizzle_bytes));
       std::byte* global = static_cast<std::byte*>(spec.data) + 2 * at[0];
       for (int i = 1; i < 4; ++i) global += at[i] * std::int64_t(spec.stride_bytes[i - 1]);
-      if (copy.load) {
+      if (copy.kind == Copy::Kind::load) {
         if (inside)
           std::memcpy(local, global, 2);
         else
           std::memset(local, 0, 2);
       } else if (inside) {
-        if (copy.add) {
+        if (copy.kind == Copy::Kind::add) {
           std::uint16_t a, b;
           std::memcpy(&a, global, 2);
           std::memcpy(&b, local, 2);
@@ -1148,23 +1301,19 @@ void Cta::apply(Copy& copy) {
     }
   }
   for (std::uint32_t i = offset / chunk_bytes; i < (offset + std::uint32_t(copy.bytes())) / chunk_bytes; ++i) {
-    if (copy.load)
-      chunks_[i].loading = 0;
-    else
-      --chunks_[i].async_reads;
+    if (copy.stores()) --chunks_[i].async_reads;
+    if (copy.kind == Copy::Kind::load) chunks_[i].loading = 0;
   }
-  const double finish = copy.finish;
-  std::uint64_t* barrier = copy.barrier;
-  const int bytes = copy.bytes();
-  wake(&copy, finish);
+  const Copy finished = copy;
+  wake(&copy, copy.finish);
   while (!copies_.empty() && copies_.front().done) copies_.pop_front();
-  if (barrier) barrier_complete_bytes(*barrier, bytes, finish);
+  if (finished.barrier) barrier_complete_bytes(finished);
 }
 
 // ---- tensor core
 // -----------------------------------------------------------------------------------------------------------------
 
-void Cta::wgmma_fence() {
+void Cluster::wgmma_fence() {
   yield();
   flush_compute(self());
   self().fenced = true;
@@ -1172,11 +1321,11 @@ void Cta::wgmma_fence() {
 
 /// Calls visit(chunk index, swizzle) for every 16-byte chunk of shared memory the product reads.
 template <class F>
-void Cta::for_operand_chunks(const Product& product, F&& visit) {
+void Cluster::for_operand_chunks(const Warpgroup& warpgroup, const Product& product, F&& visit) {
   const auto at = [&](std::uint32_t address, int swizzle_bytes) {
     const std::uint32_t physical = swizzled(address, swizzle_bytes);
     check_range(physical, chunk_bytes, "wgmma operand");
-    visit((physical - shared_base) / chunk_bytes, swizzle_bytes);
+    visit(offset_of(warpgroup.rank, physical) / chunk_bytes, swizzle_bytes);
   };
   if (!product.a_in_registers) {
     const Descriptor a(product.a);
@@ -1196,12 +1345,13 @@ void Cta::for_operand_chunks(const Product& product, F&& visit) {
 /// The first thread issues the product: from here on the tensor core may read its operands at any time. Finds out what
 /// each thread must know to have happened when it issues the product: the operands have landed, ordinary writes to them
 /// were fenced.
-void Cta::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_t number) {
-  const Region* region = region_at(Descriptor(product.b).start - shared_base);
+void Cluster::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_t number) {
+  const Region* region = region_at(offset_of(warpgroup.rank, Descriptor(product.b).start));
   product.block = region ? region->block : -1;
   product.id = next_id_++;
   descriptions_[product.id] =
-      "wgmma of " + warpgroup_name(warpgroup.index) + (product.a_in_registers ? " (P V, V in " : " (Q K^T, K in ") +
+      "wgmma of " + warpgroup_name(warpgroup.index) + of_cta(warpgroup.rank) +
+      (product.a_in_registers ? " (P V, V in " : " (Q K^T, K in ") +
       (region ? region->name + (product.block >= 0 ? ", block " + to_string(product.block) : "") : "shared memory") +
       ")";
   const auto need = [&](std::size_t component, std::uint32_t count, std::uint32_t chunk) {
@@ -1209,10 +1359,10 @@ void Cta::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_t nu
       if (known.component == component && known.count >= count) return;
     product.needs.push_back({component, count, chunk});
   };
-  for_operand_chunks(product, [&](std::uint32_t i, int swizzle_bytes) {
+  for_operand_chunks(warpgroup, product, [&](std::uint32_t i, int swizzle_bytes) {
     Chunk& chunk = chunks_[i];
     if (chunk.loaded != 0) {
-      need(phases_of(chunk.load_barrier), chunk.load_phase, i);
+      need(chunk.load_component, chunk.load_phase, i);
       if (chunk.swizzle_bytes != swizzle_bytes)
         fail("wgmma descriptor: " + where(i * chunk_bytes) + " is read with a swizzle of " + to_string(swizzle_bytes) +
              " bytes, but " + descriptions_[chunk.loaded] + " wrote it with one of " + to_string(chunk.swizzle_bytes));
@@ -1221,9 +1371,9 @@ void Cta::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_t nu
          ++w) {
       const Word& word = words_[w];
       if (word.unfenced)
-        fail(descriptions_[product.id] + " reads what thread " + to_string(word.writer) +
+        fail(descriptions_[product.id] + " reads what " + component_name(word.writer) +
              " wrote without fence_async_shared (" + where(i * chunk_bytes) + ")");
-      if (word.written != 0) need(accesses_of(word.writer), word.written, i);
+      if (word.written != 0) need(word.writer, word.written, i);
     }
     ++chunk.async_reads;
     chunk.reader = product.id;
@@ -1231,8 +1381,8 @@ void Cta::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_t nu
   });
 }
 
-void Cta::wgmma(hopper::Element element, int columns, bool accumulate, float* d, std::uint64_t a,
-                const std::uint32_t* a_registers, std::uint64_t b) {
+void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float* d, std::uint64_t a,
+                    const std::uint32_t* a_registers, std::uint64_t b) {
   yield();
   Thread& thread = self();
   Warpgroup& warpgroup = *warpgroups_[std::size_t(thread.warpgroup())];
@@ -1267,7 +1417,7 @@ void Cta::wgmma(hopper::Element element, int columns, bool accumulate, float* d,
       const Chunk& chunk = chunks_[need.chunk];
       fail("race: " + descriptions_[product.id] + " reads " + where(need.chunk * chunk_bytes) + ", " +
            (need.component < threads_.size()
-                ? "not ordered after the fence of thread " + to_string(need.component) + ", which wrote it"
+                ? "not ordered after the fence of " + component_name(need.component) + ", which wrote it"
                 : "without having waited for " + descriptions_[chunk.loaded]));
     }
   const auto lane = std::size_t(thread.index % warpgroup_threads);
@@ -1305,13 +1455,14 @@ void Cta::wgmma(hopper::Element element, int columns, bool accumulate, float* d,
   }
   shadow.holders = warpgroup_threads;
   const double duration = columns * product_cycles_per_column;
-  tensor_core_free_ = std::max(tensor_core_free_, product.ready) + duration;
-  product.finish = tensor_core_free_;
+  double& free = sm().tensor_core_free;
+  free = std::max(free, product.ready) + duration;
+  product.finish = free;
   counters_.wgmma_instructions += 1;
   counters_.wgmma_flops += std::uint64_t(2 * 64 * columns * 16);
   counters_.wgmma_b_bytes += std::uint64_t(columns * 32);
   if (!product.a_in_registers) counters_.wgmma_a_bytes += 64 * 32;
-  record("tensor core",
+  record(warpgroup.rank, "tensor core",
          (product.a_in_registers ? "PV " : "QK ") + string("warpgroup ") + to_string(warpgroup.index) +
              (product.block >= 0 ? " block " + to_string(product.block) : ""),
          product.finish - duration, product.finish);
@@ -1320,23 +1471,23 @@ void Cta::wgmma(hopper::Element element, int columns, bool accumulate, float* d,
   wake(&warpgroup, product.ready);
 }
 
-void Cta::wgmma_commit() {
+void Cluster::wgmma_commit() {
   yield();
   self().groups.push_back(self().products);
 }
 
-bool Cta::next_product_ready(const Warpgroup& warpgroup) const {
+bool Cluster::next_product_ready(const Warpgroup& warpgroup) const {
   const std::size_t next = warpgroup.completed - warpgroup.first;
   return next < warpgroup.products.size() && warpgroup.products[next].issued == warpgroup_threads;
 }
 
-void Cta::compute(Warpgroup& warpgroup, Product& product) {
+void Cluster::compute(Warpgroup& warpgroup, Product& product) {
   Shadow& shadow = warpgroup.shadows.at(product.d[0]);
   const int n = product.columns;
   const std::vector<float>& value = values_of(product.element);
   const auto element = [&](std::uint32_t address, int swizzle_bytes) {
     std::uint16_t bits;
-    std::memcpy(&bits, shared_ + (swizzled(address, swizzle_bytes) - shared_base), 2);
+    std::memcpy(&bits, shared_ + offset_of(warpgroup.rank, swizzled(address, swizzle_bytes)), 2);
     return value[bits];
   };
   float a[64][16];
@@ -1347,7 +1498,7 @@ void Cta::compute(Warpgroup& warpgroup, Product& product) {
       for (int i = 0; i < 4; ++i) {
         const std::uint32_t packed = product.a_registers[std::size_t(t)][i];
         if (packed != product.a_at_issue[std::size_t(t)][std::size_t(i)])
-          fail("race: thread " + to_string(warpgroup.index * warpgroup_threads + t) +
+          fail("race: " + component_name(std::size_t(warpgroup.index * warpgroup_threads + t)) +
                " overwrote a register A operand of " + descriptions_[product.id] + " before it was retired by a wait");
         const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i % 2), depth = 2 * (t % 4) + 8 * (i / 2);
         a[row][depth] = value[packed & 0xffff];
@@ -1374,10 +1525,10 @@ void Cta::compute(Warpgroup& warpgroup, Product& product) {
   }
 }
 
-void Cta::complete_product(Warpgroup& warpgroup) {
+void Cluster::complete_product(Warpgroup& warpgroup) {
   Product& product = warpgroup.products[warpgroup.completed - warpgroup.first];
   compute(warpgroup, product);
-  for_operand_chunks(product, [&](std::uint32_t i, int) { --chunks_[i].async_reads; });
+  for_operand_chunks(warpgroup, product, [&](std::uint32_t i, int) { --chunks_[i].async_reads; });
   ++warpgroup.completed;
   warpgroup.completed_time = product.finish;
   if (options_.completion == Completion::eager) {
@@ -1393,7 +1544,7 @@ void Cta::complete_product(Warpgroup& warpgroup) {
 }
 
 /// Gives a thread its part of a finished accumulator.
-void Cta::publish(Warpgroup& warpgroup, Thread& thread, float* d) {
+void Cluster::publish(Warpgroup& warpgroup, Thread& thread, float* d) {
   const auto entry =
       std::find_if(thread.in_flight.begin(), thread.in_flight.end(), [d](const auto& e) { return e.d == d; });
   if (entry == thread.in_flight.end() || entry->last > warpgroup.completed) return;
@@ -1402,8 +1553,8 @@ void Cta::publish(Warpgroup& warpgroup, Thread& thread, float* d) {
   const int t = thread.index % warpgroup_threads;
   for (int i = 0; i < shadow.columns / 2; ++i) {
     if (std::bit_cast<std::uint32_t>(d[i]) != poison_bits)
-      fail("race: thread " + to_string(thread.index) + " wrote to an accumulator of " + descriptions_[product.id] +
-           " while it was in flight");
+      fail("race: " + component_name(accesses_of(thread.index)) + " wrote to an accumulator of " +
+           descriptions_[product.id] + " while it was in flight");
     const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (t % 4) + i % 2;
     d[i] = shadow.tile[std::size_t(row * shadow.columns + column)];
   }
@@ -1411,7 +1562,7 @@ void Cta::publish(Warpgroup& warpgroup, Thread& thread, float* d) {
   if (--shadow.holders == 0) warpgroup.shadows.erase(product.d[0]);
 }
 
-void Cta::wgmma_wait(int pending) {
+void Cluster::wgmma_wait(int pending) {
   yield();
   Thread& thread = self();
   flush_compute(thread);
@@ -1426,13 +1577,13 @@ void Cta::wgmma_wait(int pending) {
       block(&warpgroup, "wgmma (at most " + to_string(pending) + " groups in flight)");
   }
   if (thread.lane() == 0 && thread.time > begin)
-    record("warpgroup " + to_string(thread.warpgroup()) + " waits", "wgmma", begin, thread.time);
+    record(thread.rank, "warpgroup " + to_string(thread.warpgroup()) + " waits", "wgmma", begin, thread.time);
   thread.clock.raise(products_retired_by(thread.warp()), std::uint32_t(needed));
   thread.compute_begin = thread.time;
   thread.fenced = false;
 }
 
-void Cta::wgmma_readable(float* d, int columns, int pending) {
+void Cluster::wgmma_readable(float* d, int columns, int pending) {
   Thread& thread = self();
   Warpgroup& warpgroup = *warpgroups_[std::size_t(thread.warpgroup())];
   const auto entry =
@@ -1447,15 +1598,15 @@ void Cta::wgmma_readable(float* d, int columns, int pending) {
 // ---- trace
 // -----------------------------------------------------------------------------------------------------------------------
 
-void Cta::record(const string& track, const string& event_name, double begin, double end) {
-  if (options_.trace) events_.push_back({track, event_name, begin, end});
+void Cluster::record(int rank, const string& track, const string& event_name, double begin, double end) {
+  if (options_.trace && rank == 0) events_.push_back({track, event_name, begin, end});
 }
 
 /// Closes the stretch of ordinary work that ends at a primitive.
-void Cta::flush_compute(Thread& thread) {
+void Cluster::flush_compute(Thread& thread) {
   if (options_.trace && thread.index % warpgroup_threads == 0 && thread.time > thread.compute_begin &&
       (thread.has_exp2 || thread.has_convert))
-    record("warpgroup " + to_string(thread.warpgroup()), thread.has_exp2 ? "softmax" : "rescale, convert",
+    record(thread.rank, "warpgroup " + to_string(thread.warpgroup()), thread.has_exp2 ? "softmax" : "rescale, convert",
            thread.compute_begin, thread.time);
   thread.has_exp2 = thread.has_convert = false;
   thread.compute_begin = thread.time;

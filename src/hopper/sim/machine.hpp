@@ -1,6 +1,6 @@
-// A simulated CTA: threads, barriers, shared memory and the two asynchronous units (TMA, tensor core), adversarial
-// about when asynchronous work completes. docs/simulator.md explains the model; the primitives in this folder are thin
-// calls of it.
+// A simulated cluster of CTAs, mostly of one: threads, barriers, shared memory and the two asynchronous units (TMA,
+// tensor core), adversarial about when asynchronous work completes. docs/simulator.md explains the model; the
+// primitives in this folder are thin calls of it.
 #pragma once
 
 #include <array>
@@ -51,29 +51,31 @@ struct Counters {
   std::uint64_t wgmma_instructions = 0, wgmma_flops = 0;
   std::uint64_t stmatrix_bytes = 0, ldmatrix_bytes = 0;
   std::uint64_t matrix_phases = 0, bank_conflicts = 0;  // stmatrix/ldmatrix: phases of eight rows, and extra ones
-  std::uint64_t ordinary_bytes = 0;                     // load_shared, store_shared
+  std::uint64_t ordinary_bytes = 0;                     // load_shared, store_shared, send_word
   std::uint64_t exp2 = 0;                               // per thread
   Counters& operator+=(const Counters& other);
 };
 
-/// Something that took time on one of the CTA's tracks; times in cycles of the timed policy's model, else in steps of
-/// the scheduler.
+/// Something that took time on one of the tracks of the cluster's first CTA; times in cycles of the timed policy's
+/// model, else in steps of the scheduler.
 struct Event {
   std::string track, name;
   double begin, end;
 };
 
-class Cta {
+class Cluster {
  public:
-  /// `threads`: a multiple of 128. `shared_bytes`: size of the kernel's plan; reads and writes outside are errors.
-  Cta(const Options& options, int index, int count, int threads, std::size_t shared_bytes);
-  ~Cta();
-  Cta(const Cta&) = delete;
-  Cta& operator=(const Cta&) = delete;
+  /// CTAs `index` to `index` + `ctas` - 1 of `count`. `threads`: of each, a multiple of 128. `shared_bytes`: size of
+  /// the kernel's plan; reads and writes outside are errors.
+  Cluster(const Options& options, int index, int count, int threads, std::size_t shared_bytes, int ctas = 1);
+  ~Cluster();
+  Cluster(const Cluster&) = delete;
+  Cluster& operator=(const Cluster&) = delete;
 
-  /// Shared memory, 1024-byte aligned, every byte 0xff (NaN in all types).
-  std::byte* shared() const { return shared_; }
-  /// Names an object in shared memory for messages.
+  /// Shared memory of the CTA whose thread is running (before run: of the first), 1024-byte aligned, every byte 0xff
+  /// (NaN in all types).
+  std::byte* shared() const;
+  /// Names an object in the first CTA's shared memory, and those in its place in the others', for messages.
   void name_region(const void* object, std::size_t bytes, std::string name);
   /// Names a warpgroup's role for messages.
   void name_warpgroup(int warpgroup, std::string role);
@@ -83,15 +85,18 @@ class Cta {
   const Counters& counters() const { return counters_; }
   const std::vector<Event>& events() const { return events_; }
 
-  /// The CTA whose thread is running.
-  static Cta& current();
+  /// The cluster whose thread is running.
+  static Cluster& current();
 
   // ---- what the primitives call; the contracts are in src/hopper ----
-  int thread() const;
-  int index() const { return index_; }
-  int count() const { return count_; }
+  int thread() const;  // of its CTA
+  int cta() const { return first_ + rank(); }
+  int cta_count() const { return count_; }
+  int rank() const;
+  int size() const { return int(sms_.size()); }
   std::uint64_t clock() const;
   bool elect_one();
+  void sync_cluster();
   void sync_cta();
   void sync_warp();
 
@@ -101,6 +106,7 @@ class Cta {
 
   void mbarrier_init(std::uint64_t& state, int arrivals);
   void mbarrier_arrive(std::uint64_t& state, int expected_bytes);
+  void mbarrier_arrive_remote(std::uint64_t& state, int rank);
   void mbarrier_wait(std::uint64_t& state, int parity);
   void named_barrier(int id, int threads, bool wait);
   void fence_barrier_init();
@@ -116,8 +122,11 @@ class Cta {
   void stmatrix(std::uint32_t address, const std::uint32_t* fragment);
   void ldmatrix(std::uint32_t address, std::uint32_t* fragment);
 
-  void tma_load(std::uint32_t address, const hopper::TensorMap& map, hopper::Coordinates at, std::uint64_t& barrier);
+  /// ctas: a bit for each CTA of the cluster that gets the box.
+  void tma_load(std::uint32_t address, const hopper::TensorMap& map, hopper::Coordinates at, std::uint64_t& barrier,
+                unsigned ctas);
   void tma_store(const hopper::TensorMap& map, hopper::Coordinates at, std::uint32_t address, bool add);
+  void send_word(std::uint32_t& to, std::uint32_t value, std::uint64_t& barrier, int rank);
   void store_commit();
   void store_wait_read(int pending);
 
@@ -141,6 +150,7 @@ class Cta {
   struct Region;
   struct Copy;
   struct NamedBarrierState;
+  struct Sm;
   struct Abort {};
 
   // scheduler
@@ -148,6 +158,7 @@ class Cta {
   void yield();
   void block(const void* key, const std::string& what);
   void wake(const void* key, double time);
+  void finish_cta(int rank);
   void finish_threads();
   Thread* pick();
   bool complete_something();
@@ -165,40 +176,55 @@ class Cta {
   template <class F>
   void check_order(std::uint32_t chunk, bool write, const std::string& what, F&& known);
 
+  // CTAs of the cluster, by rank
+  Sm& sm() const;
+  std::uint32_t offset_of(int rank, std::uint32_t address) const;
+  int rank_at(std::uint32_t offset) const { return int(offset / stride_); }
+  std::uint64_t& peer(std::uint64_t& state, int rank, const char* verb);
+  void arrive(std::uint64_t& state, int expected_bytes);
+
   // names
+  std::string of_cta(int rank) const;
   std::string where(std::uint32_t offset) const;
   std::string barrier_name(const std::uint64_t& state) const;
   std::string warpgroup_name(int warpgroup) const;
   std::string thread_name(const Thread& thread) const;
+  std::string component_name(std::size_t component) const;
   Region* region_at(std::uint32_t offset);
 
   // shared memory
   void check_range(std::uint32_t address, std::size_t bytes, const char* what);
-  void check_generic_access(std::uint32_t address, std::size_t bytes, bool write, const char* what);
+  void check_generic_access(int rank, std::uint32_t address, std::size_t bytes, bool write, const char* what);
   void check_async_access(std::uint32_t offset, std::size_t bytes, bool write, std::uint32_t id);
   std::uint32_t swizzled(std::uint32_t address, int swizzle_bytes) const;
 
   // units
-  void barrier_complete_bytes(std::uint64_t& state, int bytes, double time);
+  [[noreturn]] void fail_surplus(const std::uint64_t& state, int bytes);
+  std::size_t count_on_barrier(Copy& copy, const char* verb);
+  void barrier_complete_bytes(const Copy& copy);
   void barrier_check_phase(std::uint64_t& state, double time);
   void check_coordinates(const Copy& copy);
+  void start_tma(Copy copy);
   void apply(Copy& copy);
   bool next_product_ready(const Warpgroup& warpgroup) const;
   void begin_product(Warpgroup& warpgroup, Product& product, std::uint32_t number);
   void complete_product(Warpgroup& warpgroup);
   void publish(Warpgroup& warpgroup, Thread& thread, float* d);
   template <class F>
-  void for_operand_chunks(const Product& product, F&& visit);
+  void for_operand_chunks(const Warpgroup& warpgroup, const Product& product, F&& visit);
   void compute(Warpgroup& warpgroup, Product& product);
 
-  void record(const std::string& track, const std::string& name, double begin, double end);
+  void record(int rank, const std::string& track, const std::string& name, double begin, double end);
   void flush_compute(Thread& thread);
 
   Options options_;
-  int index_, count_;
+  int first_, count_;  // CTAs of the grid
+  int cta_threads_;
+  std::size_t shared_bytes_;
+  std::uint32_t stride_;  // bytes from one CTA's shared memory to the next one's
   std::vector<std::byte> storage_;
   std::byte* shared_ = nullptr;
-  std::size_t shared_bytes_;
+  std::vector<std::unique_ptr<Sm>> sms_;  // of the CTAs, by rank
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<std::unique_ptr<Warpgroup>> warpgroups_;
   std::vector<Thread*> ready_;
@@ -214,18 +240,18 @@ class Cta {
     std::uint32_t loading = 0;     // id of the TMA load that will write it
     std::uint32_t reader = 0;      // id of the latest asynchronous reader, for messages
     std::uint32_t loaded = 0;      // id of the latest TMA load
-    std::uint32_t load_phase = 0;  // its barrier's count of completed phases says that it has landed
+    std::uint32_t load_phase = 0;  // count of `load_component`, phases of its barrier, that says it has landed
     std::uint32_t store = 0;       // number of the latest TMA store that reads it, of thread `storer`
     std::uint16_t storer = 0;
-    std::uint16_t load_barrier = 0;
+    std::uint16_t load_component = 0;
     std::uint16_t async_reads = 0;   // pending reads by TMA stores and products
     std::uint8_t swizzle_bytes = 0;  // of the latest TMA load
     bool ordinary = false;           // its words have ordinary accesses on record
   };
   // Per 4 bytes: the ordinary accesses since the last TMA load.
   struct Word {
-    std::uint32_t written = 0;  // access count of `writer` at the latest write, or at its fence
-    std::uint16_t writer = 0;
+    std::uint32_t written = 0;  // count of component `writer` that the latest write, or its fence, belongs to
+    std::uint16_t writer = 0;   // accesses of a thread; of a sent word, phases of its barrier
     bool unfenced = false;
     bool read = false;  // readers_ has who
   };
@@ -247,15 +273,9 @@ class Cta {
   };
   std::map<const std::uint64_t*, BarrierRecord> barriers_;
   BarrierRecord& barrier_record(const std::uint64_t& state, const char* verb);
-  std::vector<std::unique_ptr<NamedBarrierState>> named_;
   std::deque<Copy> copies_;
   std::vector<std::unique_ptr<Rendezvous>> quads_, warps_;
   std::unique_ptr<Rendezvous> all_;
-  int free_registers_ = 0;
-
-  // Timed model: when each unit is free again.
-  double tensor_core_free_ = 0, tma_free_ = 0;
-  std::array<double, 4> exp2_free_{};
 
   Counters counters_;
   std::vector<Event> events_;
