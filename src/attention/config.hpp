@@ -15,7 +15,7 @@ enum class Turns : unsigned char {
 
 struct ForwardConfig {
   hopper::Element element;
-  int d;          // features of Q and K, padded to a multiple of 64
+  int d;          // features of Q and K, a multiple of 16
   int d_v;        // features of V and O, likewise
   int tile_q;     // B_r: query rows of a CTA, 64 per consumer warpgroup
   int tile_kv;    // B_c: keys of a block, a multiple of 16
@@ -36,7 +36,7 @@ struct ForwardConfig {
   }
 
   constexpr bool valid() const {
-    return d % 64 == 0 && d_v % 64 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&
+    return d % 16 == 0 && d_v % 16 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&
            tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 && q_buffers >= 1 && (!o_over_q || d_v <= d);
   }
 };

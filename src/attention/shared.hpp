@@ -89,7 +89,7 @@ struct Shared {
   /// Where O of the tile in Q buffer `buffer` is staged.
   HOPPER_FUNCTION OTile& o(int buffer) {
     if constexpr (config.o_over_q) {
-      return reinterpret_cast<OTile&>(q[buffer]);
+      return *reinterpret_cast<OTile*>(q + buffer);
     } else {
       return own_o;
     }

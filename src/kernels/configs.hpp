@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "attention/config.hpp"
+#include "hopper/shared_tile.hpp"
 #include "problem.hpp"
 
 namespace fa3::kernels {
@@ -18,17 +19,22 @@ struct ForwardRow {
   ForwardConfig config;
 };
 
-// Rows of one type stand in the order of their head dims: dispatch takes the first that is large enough.
 // Why 80 keys at d = 256: S and O take 40 + 128 registers of the 232, and two stages of K and V fit beside Q.
 // clang-format off
 inline constexpr ForwardRow forward_rows[] = {
-    // name       element          d    d_v  tile_q tile_kv stages q_buffers o_over_q turns
-    {"f16_d64",   {Element::f16,   64,  64,  192,   128,    4,     2,        false,   Turns::gemm}},
-    {"f16_d128",  {Element::f16,   128, 128, 128,   128,    2,     2,        false,   Turns::gemm}},
-    {"f16_d256",  {Element::f16,   256, 256, 128,   80,     2,     1,        true,    Turns::gemm}},
-    {"bf16_d64",  {Element::bf16,  64,  64,  192,   128,    4,     2,        false,   Turns::gemm}},
-    {"bf16_d128", {Element::bf16,  128, 128, 128,   128,    2,     2,        false,   Turns::gemm}},
-    {"bf16_d256", {Element::bf16,  256, 256, 128,   80,     2,     1,        true,    Turns::gemm}},
+    // name           element        d    d_v  tile_q tile_kv stages q_buffers o_over_q turns
+    {"f16_d64",       {Element::f16,  64,  64,  192,    128,    4,     2,        false,   Turns::gemm}},
+    {"f16_d96",       {Element::f16,  96,  96,  192,    112,    2,     2,        true,    Turns::gemm}},
+    {"f16_d128",      {Element::f16,  128, 128, 128,    128,    2,     2,        false,   Turns::gemm}},
+    {"f16_d192v128",  {Element::f16,  192, 128, 128,    128,    2,     1,        true,    Turns::gemm}},
+    {"f16_d192",      {Element::f16,  192, 192, 128,    112,    2,     1,        true,    Turns::gemm}},
+    {"f16_d256",      {Element::f16,  256, 256, 128,    80,     2,     1,        true,    Turns::gemm}},
+    {"bf16_d64",      {Element::bf16, 64,  64,  192,    128,    4,     2,        false,   Turns::gemm}},
+    {"bf16_d96",      {Element::bf16, 96,  96,  192,    112,    2,     2,        true,    Turns::gemm}},
+    {"bf16_d128",     {Element::bf16, 128, 128, 128,    128,    2,     2,        false,   Turns::gemm}},
+    {"bf16_d192v128", {Element::bf16, 192, 128, 128,    128,    2,     1,        true,    Turns::gemm}},
+    {"bf16_d192",     {Element::bf16, 192, 192, 128,    112,    2,     1,        true,    Turns::gemm}},
+    {"bf16_d256",     {Element::bf16, 256, 256, 128,    80,     2,     1,        true,    Turns::gemm}},
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));
@@ -45,17 +51,19 @@ constexpr bool fits(const ForwardConfig& row, fa3_dtype dtype, std::int64_t d, s
   return (row.element == Element::f16 ? FA3_F16 : FA3_BF16) == dtype && d <= row.d && d_v <= row.d_v;
 }
 
-/// Index of the first row that fits. -1: none.
+/// Index of the row that fits with the least work on padding, the first of equals. -1: none.
 constexpr int select_forward_row(fa3_dtype dtype, std::int64_t d, std::int64_t d_v) {
+  const auto features = [](int row) { return forward_rows[row].config.d + forward_rows[row].config.d_v; };
+  int best = -1;
   for (int i = 0; i < forward_row_count; ++i)
-    if (fits(forward_rows[i].config, dtype, d, d_v)) return i;
-  return -1;
+    if (fits(forward_rows[i].config, dtype, d, d_v) && (best < 0 || features(i) < features(best))) best = i;
+  return best;
 }
 
 /// Bytes of the tiles in shared memory; barriers add less than a kilobyte (checked in simulate/row.hpp).
 constexpr int shared_tile_bytes(const ForwardConfig& c) {
-  return 2 *
-         (c.q_buffers * c.tile_q * c.d + c.stages * c.tile_kv * (c.d + c.d_v) + (c.o_over_q ? 0 : c.tile_q * c.d_v));
+  const int d = hopper::stored_columns(c.d), d_v = hopper::stored_columns(c.d_v);
+  return 2 * (c.q_buffers * c.tile_q * d + c.stages * c.tile_kv * (d + d_v) + (c.o_over_q ? 0 : c.tile_q * d_v));
 }
 
 }  // namespace fa3::kernels
