@@ -177,10 +177,11 @@ GRIDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One forward pass to time; seqlen_q = seqlen_k = seqlen, d_v = d."""
+    """One forward pass to time; seqlen_q = seqlen_k = seqlen."""
 
     dtype: str
     d: int
+    d_v: int
     causal: bool
     seqlen: int
     batch: int
@@ -189,16 +190,18 @@ class Cell:
     mode: str  # a key of BUDGET_S
 
     def flops(self) -> float:
-        """4 seqlen^2 d heads batch, half of that if causal."""
-        return 4.0 * self.seqlen**2 * self.d * self.heads * self.batch * (0.5 if self.causal else 1.0)
+        """2 seqlen^2 (d + d_v) heads batch, half of that if causal."""
+        return 2.0 * self.seqlen**2 * (self.d + self.d_v) * self.heads * self.batch * (0.5 if self.causal else 1.0)
 
     def tensor_bytes(self) -> int:
         """Of q, k, v and o together."""
-        return 2 * self.batch * self.seqlen * (self.heads + self.kv_heads) * self.d * DTYPES[self.dtype].itemsize
+        elements = self.batch * self.seqlen * (self.heads + self.kv_heads) * (self.d + self.d_v)
+        return elements * DTYPES[self.dtype].itemsize
 
     def __str__(self) -> str:
+        d = f"{self.d}" if self.d_v == self.d else f"{self.d},{self.d_v}"
         return (
-            f"{self.dtype} d={self.d} {'causal' if self.causal else 'full'} {self.batch}x{self.seqlen} "
+            f"{self.dtype} d={d} {'causal' if self.causal else 'full'} {self.batch}x{self.seqlen} "
             f"heads {self.heads}/{self.kv_heads} {self.mode}"
         )
 
@@ -215,7 +218,7 @@ def cells(args: argparse.Namespace) -> list[Cell]:
                 continue
             heads = args.heads or max(1, grid.hidden // d)
             batch = args.batch or max(1, grid.tokens // seqlen)
-            result.append(Cell(dtype, d, causal, seqlen, batch, heads, args.kv_heads or heads, mode))
+            result.append(Cell(dtype, d, args.d_v or d, causal, seqlen, batch, heads, args.kv_heads or heads, mode))
     return result
 
 
@@ -246,13 +249,13 @@ def make_inputs(cell: Cell, device: str) -> list[Inputs]:
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size if device == "cuda" else 0
     sets = 1 if cell.tensor_bytes() >= l2_bytes else min(64, math.ceil(2 * l2_bytes / cell.tensor_bytes()))
 
-    def normal(heads: int) -> torch.Tensor:
-        return torch.randn(cell.batch, cell.seqlen, heads, cell.d, dtype=DTYPES[cell.dtype], device=device)
+    def normal(heads: int, d: int) -> torch.Tensor:
+        return torch.randn(cell.batch, cell.seqlen, heads, d, dtype=DTYPES[cell.dtype], device=device)
 
     result = []
     for _ in range(sets):
-        q = normal(cell.heads)
-        result.append(Inputs(q, normal(cell.kv_heads), normal(cell.kv_heads), torch.full_like(q, math.nan)))
+        q, k, v = normal(cell.heads, cell.d), normal(cell.kv_heads, cell.d), normal(cell.kv_heads, cell.d_v)
+        result.append(Inputs(q, k, v, q.new_full((*q.shape[:3], cell.d_v), math.nan)))
     return result
 
 
@@ -407,7 +410,7 @@ def result(measurements: Measurements, planned: list[Cell], fa3: Fa3, args: argp
         rows.append(
             {
                 "op": "forward",
-                **dataclasses.asdict(cell),
+                **{key: value for key, value in dataclasses.asdict(cell).items() if key != "d_v" or value != cell.d},
                 "kernel": "",
                 "tflops": tflops.pop("fa3"),
                 "peers": dict(sorted(tflops.items())),
@@ -527,6 +530,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=pathlib.Path, help="default bench/results/<device>/forward-<date>-<hash>.json")
     parser.add_argument("--dtype", type=comma_list(dtype_name), metavar="T,..", help="default f16,bf16; on cpu f32")
     parser.add_argument("--d", type=comma_list(positive_int), metavar="N,..", help="default 64,128,256")
+    parser.add_argument("--d-v", type=positive_int, metavar="N", help="head dim of v and o; default: d")
     parser.add_argument("--seqlen", type=comma_list(positive_int), metavar="N,..", help="default 512,1024..16384")
     mask = parser.add_mutually_exclusive_group()
     mask.add_argument("--causal", dest="masks", action="store_const", const=(True,), help="only causal")

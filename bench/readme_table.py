@@ -13,7 +13,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="f16")
     options = parser.parse_args()
     result = json.load(open(options.result))
-    rows = {(r["d"], r["causal"], r["seqlen"]): r for r in result["rows"]
+    rows = {((r["d"], r.get("d_v", r["d"])), r["causal"], r["seqlen"]): r for r in result["rows"]
             if r["dtype"] == options.dtype and r.get("mode", "short") == "short" and r["op"] == "forward"}
     lengths = sorted({seqlen for _, _, seqlen in rows})
     versions = result.get("peer_versions", {})
@@ -22,10 +22,11 @@ def main() -> None:
     print(f"TFLOP/s (x cuDNN). In the same run an 8192^3 f16 GEMM gave {result['ceilings']['gemm_f16']:.0f} TFLOP/s.\n")
     print("| d | mask | " + " | ".join(str(seqlen) for seqlen in lengths) + " |")
     print("|---|---|" + "---|" * len(lengths))
-    for d in sorted({d for d, _, _ in rows}):
+    for dims in sorted({dims for dims, _, _ in rows}):
         for causal in (False, True):
-            cells = [rows[d, causal, seqlen] for seqlen in lengths]
-            print(f"| {d} | {'causal' if causal else 'full'} | "
+            cells = [rows[dims, causal, seqlen] for seqlen in lengths]
+            name = str(dims[0]) if dims[0] == dims[1] else "{}, {}".format(*dims)
+            print(f"| {name} | {'causal' if causal else 'full'} | "
                   + " | ".join(f"{r['tflops']:.0f} ({r['tflops'] / r['peers']['cudnn']:.2f})" for r in cells) + " |")
 
 

@@ -29,18 +29,18 @@ using std::int64_t;
 struct BenchOptions {
   std::vector<int64_t> d, seqlen;
   std::vector<std::string> dtype;
-  int64_t batch = 0, heads = 0, kv_heads = 0;  // 0: from the grid
+  int64_t d_v = 0, batch = 0, heads = 0, kv_heads = 0;  // 0: d, or from the grid
   bool causal = false, full = false, peers = false;
   std::string mode = "short", device = "auto", out, lib;
 };
 
 struct Cell {
   fa3_dtype dtype;
-  int64_t d, seqlen, batch, heads, kv_heads;
+  int64_t d, d_v, seqlen, batch, heads, kv_heads;
   bool causal;
 
   double flops() const {
-    return 4.0 * double(seqlen) * double(seqlen) * double(d) * double(heads) * double(batch) / (causal ? 2 : 1);
+    return 2.0 * double(seqlen) * double(seqlen) * double(d + d_v) * double(heads) * double(batch) / (causal ? 2 : 1);
   }
 };
 
@@ -62,8 +62,8 @@ std::vector<Cell> cells_of(const BenchOptions& options, Device device) {
         for (const int64_t seqlen : seqlens) {
           const int64_t batch = options.batch ? options.batch : std::max<int64_t>(1, tokens / seqlen);
           const int64_t heads = options.heads ? options.heads : std::max<int64_t>(1, hidden / d);
-          cells.push_back(
-              {parse_dtype(dtype), d, seqlen, batch, heads, options.kv_heads ? options.kv_heads : heads, causal});
+          cells.push_back({parse_dtype(dtype), d, options.d_v ? options.d_v : d, seqlen, batch, heads,
+                           options.kv_heads ? options.kv_heads : heads, causal});
         }
       }
   return cells;
@@ -85,16 +85,17 @@ check::Buffer normal_tensor(Device device, fa3_dtype dtype, int64_t elements, st
 
 double time_cell(const Cell& c, Device device, double budget_seconds) {
   std::mt19937_64 random(1);
-  const std::array<int64_t, 4> q_shape{c.batch, c.seqlen, c.heads, c.d}, kv_shape{c.batch, c.seqlen, c.kv_heads, c.d};
-  const int64_t q_elements = c.batch * c.seqlen * c.heads * c.d, kv_elements = c.batch * c.seqlen * c.kv_heads * c.d;
-  const check::Buffer q_memory = normal_tensor(device, c.dtype, q_elements, random),
-                      k_memory = normal_tensor(device, c.dtype, kv_elements, random),
-                      v_memory = normal_tensor(device, c.dtype, kv_elements, random),
-                      o_memory(device, std::size_t(q_elements) * element_bytes(c.dtype));
+  const auto shape = [&](int64_t heads, int64_t d) { return std::array<int64_t, 4>{c.batch, c.seqlen, heads, d}; };
+  const auto elements = [&](int64_t heads, int64_t d) { return c.batch * c.seqlen * heads * d; };
+  const check::Buffer q_memory = normal_tensor(device, c.dtype, elements(c.heads, c.d), random),
+                      k_memory = normal_tensor(device, c.dtype, elements(c.kv_heads, c.d), random),
+                      v_memory = normal_tensor(device, c.dtype, elements(c.kv_heads, c.d_v), random),
+                      o_memory(device, std::size_t(elements(c.heads, c.d_v)) * element_bytes(c.dtype));
   const Dtype type = static_cast<Dtype>(c.dtype);
-  const ConstTensor q(q_memory.data(), q_shape, type, device), k(k_memory.data(), kv_shape, type, device),
-      v(v_memory.data(), kv_shape, type, device);
-  const Tensor o(o_memory.data(), q_shape, type, device);
+  const ConstTensor q(q_memory.data(), shape(c.heads, c.d), type, device),
+      k(k_memory.data(), shape(c.kv_heads, c.d), type, device),
+      v(v_memory.data(), shape(c.kv_heads, c.d_v), type, device);
+  const Tensor o(o_memory.data(), shape(c.heads, c.d_v), type, device);
   const ForwardOptions options{c.causal, {}};
   std::size_t bytes = 0;
   if (const Status s = forward_workspace_size(q, k, v, o, {}, options, bytes); !s) throw Error(s.code(), s.message());
@@ -119,14 +120,15 @@ int bench(const BenchOptions& options) {
       {"compiler", FA3_COMPILER},
       {"ceilings", nlohmann::json::object()},
       {"rows", nlohmann::json::array()}};
-  fmt::print("{}\n{:<6} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<12} {:>10} {:>9}\n", device_text({device}), "dtype",
-             "d", "mask", "seqlen", "batch", "heads", "kv_heads", "kernel", "ms", "TFLOP/s");
+  fmt::print("{}\n{:<6} {:>4} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<13} {:>10} {:>9}\n", device_text({device}),
+             "dtype", "d", "d_v", "mask", "seqlen", "batch", "heads", "kv_heads", "kernel", "ms", "TFLOP/s");
   for (const Cell& c : cells_of(options, device)) {
     const double seconds = time_cell(c, device, options.mode == "long" ? 2.0 : 0.12),
                  tflops = c.flops() / seconds * 1e-12;
-    const std::string kernel = kernel_name({device}, c.dtype, c.d, c.d);
-    fmt::print("{:<6} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<12} {:>10.3f} {:>9.4g}\n", dtype_name(c.dtype), c.d,
-               c.causal ? "causal" : "full", c.seqlen, c.batch, c.heads, c.kv_heads, kernel, seconds * 1e3, tflops);
+    const std::string kernel = kernel_name({device}, c.dtype, c.d, c.d_v);
+    fmt::print("{:<6} {:>4} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<13} {:>10.3f} {:>9.4g}\n", dtype_name(c.dtype), c.d,
+               c.d_v, c.causal ? "causal" : "full", c.seqlen, c.batch, c.heads, c.kv_heads, kernel, seconds * 1e3,
+               tflops);
     std::fflush(stdout);
     result["rows"].push_back({{"op", "forward"},
                               {"dtype", dtype_name(c.dtype)},
@@ -140,6 +142,7 @@ int bench(const BenchOptions& options) {
                               {"kernel", kernel},
                               {"tflops", tflops},
                               {"peers", nlohmann::json::object()}});
+    if (c.d_v != c.d) result["rows"].back()["d_v"] = c.d_v;
   }
   if (options.out.empty()) return exit_ok;
   std::ofstream file(options.out);
@@ -178,6 +181,7 @@ int bench_with_peers(const BenchOptions& options) {
   add("--device", usable_device(options.device) == Device::cuda ? "cuda" : "cpu");
   add("--dtype", fmt::format("{}", fmt::join(options.dtype, ",")));
   add("--d", fmt::format("{}", fmt::join(options.d, ",")));
+  add("--d-v", number(options.d_v));
   add("--seqlen", fmt::format("{}", fmt::join(options.seqlen, ",")));
   add("--batch", number(options.batch));
   add("--heads", number(options.heads));
@@ -199,8 +203,11 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("bench", "Time the forward pass over a grid of shapes");
   command->footer(
       "The default grid is 16,384 tokens, hidden size 2048; on the cpu 1024 tokens, hidden size 256.\n"
-      "TFLOP/s count 4 * seqlen^2 * d * heads * batch operations, half of that if causal.");
+      "TFLOP/s count 2 * seqlen^2 * (d + d_v) * heads * batch operations, half of that if causal.");
   command->add_option("--d", options->d, "Head dims")->option_text("N,..")->delimiter(',')->check(CLI::PositiveNumber);
+  command->add_option("--d-v", options->d_v, "Head dim of V and O; default: d")
+      ->option_text("N")
+      ->check(CLI::PositiveNumber);
   command->add_option("--seqlen", options->seqlen, "Sequence lengths")
       ->option_text("N,..")
       ->delimiter(',')

@@ -33,17 +33,17 @@ void print_kernels() {
   fmt::print(
       "kernels (forward; other head dims up to the row's are padded with zeros; causal, GQA and any strides in every "
       "row):\n"
-      "  {:<10} {:<5} {:>4} {:>4} {:>7} {:>8} {:>7} {:>10} {:>8} {:>20} {:>8} {}\n",
+      "  {:<14} {:<5} {:>4} {:>4} {:>7} {:>8} {:>7} {:>10} {:>8} {:>20} {:>8} {}\n",
       "name", "dtype", "d", "d_v", "tile_q", "tile_kv", "stages", "q_buffers", "threads", "registers prod/cons",
       "shared", "turns");
   for (const auto& [name, config] : kernels::forward_rows)
-    fmt::print("  {:<10} {:<5} {:>4} {:>4} {:>7} {:>8} {:>7} {:>10} {:>8} {:>20} {:>4} KiB {}\n", name,
+    fmt::print("  {:<14} {:<5} {:>4} {:>4} {:>7} {:>8} {:>7} {:>10} {:>8} {:>20} {:>4} KiB {}\n", name,
                config.element == hopper::Element::f16 ? "f16" : "bf16", config.d, config.d_v, config.tile_q,
                config.tile_kv, config.stages, config.q_buffers, config.threads(),
                fmt::format("{}/{}", config.producer_registers(), config.consumer_registers()),
                kernels::shared_tile_bytes(config) / 1024,
                config.turns == attention::Turns::gemm ? "ping-pong" : "free-running");
-  fmt::print("  {:<10} f16, bf16, f32, d and d_v up to 256\n", kernel_name({Device::cpu}, FA3_F32, 8, 8));
+  fmt::print("  {:<14} f16, bf16, f32, d and d_v up to 256\n", kernel_name({Device::cpu}, FA3_F32, 8, 8));
 }
 
 int info() {

@@ -20,15 +20,22 @@ enum class Output : unsigned char {
   by_registers  // not staged: stored by the threads, 32 bytes of a row at a time
 };
 
+/// Where blocks are masked.
+enum class Edges : unsigned char {
+  own_loop,  // in a loop of their own: nothing stands between the waits and the exponentials of whole blocks
+  branch     // in the one loop, by a branch: half the code
+};
+
 struct ForwardConfig {
   hopper::Element element;
-  int d;          // features of Q and K, padded to a multiple of 64
+  int d;          // features of Q and K, a multiple of 16
   int d_v;        // features of V and O, likewise
   int tile_q;     // B_r: query rows of a CTA, 64 per consumer warpgroup
   int tile_kv;    // B_c: keys of a block, a multiple of 16
   int stages;     // depth of the K/V ring
   int q_buffers;  // 2: the next tile's Q is loaded under this tile
   Output output;
+  Edges edges;
   Turns turns;
   int cluster;  // CTAs that share their K and V by multicast, with neighbouring tiles of the same head
   bool trace = false;  // records Stamps; never in the product
@@ -44,7 +51,7 @@ struct ForwardConfig {
   }
 
   constexpr bool valid() const {
-    return d % 64 == 0 && d_v % 64 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&
+    return d % 16 == 0 && d_v % 16 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&
            tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 && q_buffers >= 1 && (output != Output::over_q || d_v <= d) &&
            (cluster == 1 || cluster == 2) && tile_kv / cluster % 8 == 0;
   }

@@ -292,11 +292,39 @@ class Consumer {
     release_v();
   }
 
+  /// P(j) against the m of earlier blocks, and rarely again with a new one: by the whole warp, because raise() exchanges
+  /// maxima.
+  HOPPER_FUNCTION void exponentiate(int block, const S& s, P& p, O& o, OnlineSoftmax& softmax) {
+    stamp_(Mark::softmax_begun, block);
+    while (hopper::warp_any(softmax.template exponentiate<element>(p, s))) rescale_rows(o, softmax.raise(s));
+    softmax.accept();
+    stamp_(Mark::softmax_done, block);
+  }
+
+  /// Algorithm 2, the loop body: S of the next block beside O += P V of this one, then P of the next.
+  template <class MaskBlock>
+  HOPPER_FUNCTION void step(int block, S& s, P& p, O& o, OnlineSoftmax& softmax, const MaskBlock& mask_block) {
+    stamp_(Mark::turn_wanted, block);
+    turn_.take();
+    stamp_(Mark::turn_taken, block);
+    issue_s(s);  // [6] S(j+1) = Q K(j+1)^T
+    stamp_(Mark::s_issued, block);
+    issue_pv(o, p);  // [7] O += P(j) V(j)
+    turn_.pass();
+    hopper::wgmma_wait<1>(s);
+    stamp_(Mark::s_ready, block);
+    release_k();
+    mask_block();
+    hopper::wgmma_wait<0>(o);
+    stamp_(Mark::o_ready, block);
+    release_v();
+    exponentiate(block, s, p, o, softmax);  // [8]
+  }
+
   HOPPER_FUNCTION void attend(const Tile& tile) {
     const BlockWalk item = walk_item<config>(args_, tile);
     const BlockWalk mine = BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv,
                                          args_.scale.sign != 1.0f);
-    const int first_row = tile.first_row + my_row();
     OnlineSoftmax softmax(args_.scale);
     O o{};
     int block = item.end - 1;
@@ -305,7 +333,8 @@ class Consumer {
     if (!mine.empty()) {
       S s;
       P p;
-      // [4] First block: S(0) = Q K(0)^T.
+      const auto mask = [&] { apply_mask(s, args_, tile.first_row + my_row(), block * config.tile_kv); };
+      // [4] [5] First block: S(0) = Q K(0)^T and its softmax.
       stamp_(Mark::turn_wanted, block);
       turn_.take();
       stamp_(Mark::turn_taken, block);
@@ -314,34 +343,28 @@ class Consumer {
       hopper::wgmma_wait<0>(s);
       stamp_(Mark::s_ready, block);
       release_k();
-      for (;;) {
-        // [5] P(j) against the m of earlier blocks, and rarely again with a new one: by the whole warp, because raise()
-        // exchanges maxima.
-        if (mine.is_edge(block)) apply_mask(s, args_, first_row, block * config.tile_kv);
-        stamp_(Mark::softmax_begun, block);
-        if (block == mine.end - 1) softmax.begin(s);
-        while (hopper::warp_any(softmax.template exponentiate<element>(p, s))) rescale_rows(o, softmax.raise(s));
-        softmax.accept();
-        stamp_(Mark::softmax_done, block);
-        if (block == mine.begin) break;
-        --block;
-
-        // Algorithm 2: S of the next block and O += P V of this one.
-        stamp_(Mark::turn_wanted, block);
-        turn_.take();
-        stamp_(Mark::turn_taken, block);
-        issue_s(s);  // [6] S(j+1) = Q K(j+1)^T
-        stamp_(Mark::s_issued, block);
-        issue_pv(o, p);  // [7] O += P(j) V(j)
-        turn_.pass();
-        hopper::wgmma_wait<1>(s);
-        stamp_(Mark::s_ready, block);
-        release_k();
-        hopper::wgmma_wait<0>(o);
-        stamp_(Mark::o_ready, block);
-        release_v();
-      }
+      if (mine.is_edge(block)) mask();
+      softmax.begin(s);
+      exponentiate(block, s, p, o, softmax);
       --block;
+
+      if constexpr (config.edges == Edges::branch) {
+        HOPPER_NO_UNROLL
+        for (; block >= mine.begin; --block) {
+          step(block, s, p, o, softmax, [&] {
+            if (mine.is_edge(block)) mask();
+          });
+        }
+      } else {
+        // Right edge and whole blocks, then left edge (and no whole ones).
+        HOPPER_NO_UNROLL
+        for (int left = 0; left < 2; ++left) {
+          HOPPER_NO_UNROLL
+          for (; block >= (left ? mine.begin : mine.full_end); --block) step(block, s, p, o, softmax, mask);
+          HOPPER_NO_UNROLL
+          for (; block >= (left ? mine.begin : mine.full_begin); --block) step(block, s, p, o, softmax, [] {});
+        }
+      }
 
       // [11] Last block: O += P V.
       if constexpr (config.output != Output::over_q) {

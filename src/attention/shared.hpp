@@ -110,7 +110,7 @@ struct Shared {
   /// Where O of the tile in Q buffer `buffer` is staged.
   HOPPER_FUNCTION OTile& o(int buffer) {
     if constexpr (config.output == Output::over_q) {
-      return reinterpret_cast<OTile&>(q[buffer]);
+      return *reinterpret_cast<OTile*>(q + buffer);
     } else {
       return own_o;
     }

@@ -33,7 +33,7 @@ template <int pending>
 HOPPER_FUNCTION void store_wait_read();
 
 /// Starts loading a whole tile; one thread. `at` is the tile's first element, the map's box must have `rows` rows.
-/// All rows * columns * 2 bytes, zeros included, count on `barrier`.
+/// All Tile::bytes, zeros and padding included, count on `barrier`.
 template <int rows, int columns>
 HOPPER_FUNCTION void load_tile(SharedTile<rows, columns>& tile, const TensorMap& map, Coordinates at,
                                Mbarrier& barrier) {
@@ -66,8 +66,8 @@ HOPPER_FUNCTION void load_tile_multicast(SharedTile<rows, columns>& tile, const 
 }
 
 /// Starts storing rows [first_row, first_row + box rows of the map) of a tile to `at`; one thread, after
-/// fence_async_shared() by those who wrote them. Rows and columns outside the tensor are dropped. Belongs to this
-/// thread's open store group.
+/// fence_async_shared() by those who wrote them. Rows and columns outside the tensor are dropped; so must be the tile's
+/// padding, so the tensor may not be wider than the tile. Belongs to this thread's open store group.
 template <int rows, int columns>
 HOPPER_FUNCTION void store_rows(const TensorMap& map, Coordinates at, const SharedTile<rows, columns>& tile,
                                 int first_row) {

@@ -5,10 +5,12 @@
 #include <iterator>
 
 #include "attention/config.hpp"
+#include "hopper/shared_tile.hpp"
 #include "problem.hpp"
 
 namespace fa3::kernels {
 
+using attention::Edges;
 using attention::ForwardConfig;
 using attention::Output;
 using attention::Turns;
@@ -17,19 +19,35 @@ using hopper::Element;
 struct ForwardRow {
   const char* name;
   ForwardConfig config;
+  // Dispatch takes the row for sequences at least this long (queries and keys), without and with a causal mask.
+  int full_from, causal_from;
 };
 
-// Rows of one type stand in the order of their head dims: dispatch takes the first that is large enough.
+inline constexpr int always = 0;
+inline constexpr int never = 0x7fffffff;
+
+// Why clusters only for long sequences: two CTAs in step cost time where tiles are short, and save energy, which binds
+// where they are long (docs/performance.md).
 // Why 80 keys at d = 256: S and O take 40 + 128 registers of the 232, and two stages of K and V fit beside Q.
 // clang-format off
 inline constexpr ForwardRow forward_rows[] = {
-    // name       element          d    d_v  tile_q tile_kv stages q_buffers output                turns        cluster
-    {"f16_d64",   {Element::f16,   64,  64,  192,   128,    4,     2,        Output::own_buffer,   Turns::gemm, 1}},
-    {"f16_d128",  {Element::f16,   128, 128, 128,   128,    2,     2,        Output::own_buffer,   Turns::gemm, 1}},
-    {"f16_d256",  {Element::f16,   256, 256, 128,   80,     2,     1,        Output::by_registers, Turns::gemm, 1}},
-    {"bf16_d64",  {Element::bf16,  64,  64,  192,   128,    4,     2,        Output::own_buffer,   Turns::gemm, 1}},
-    {"bf16_d128", {Element::bf16,  128, 128, 128,   128,    2,     2,        Output::own_buffer,   Turns::gemm, 1}},
-    {"bf16_d256", {Element::bf16,  256, 256, 128,   80,     2,     1,        Output::by_registers, Turns::gemm, 1}},
+    // name               element        d    d_v  tile_q tile_kv stages q_buffers output                edges            turns        cluster
+    {"f16_d64",             {Element::f16,  64,  64,  192,   128,    4,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 1}, always, always},
+    {"f16_d96",             {Element::f16,  96,  96,  192,   112,    2,     2,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
+    {"f16_d128",            {Element::f16,  128, 128, 128,   128,    2,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 1}, always, always},
+    {"f16_d128_cluster",    {Element::f16,  128, 128, 128,   128,    2,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 2}, 4096, 4096},
+    {"f16_d192v128",        {Element::f16,  192, 128, 128,   128,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
+    {"f16_d192",            {Element::f16,  192, 192, 128,   112,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
+    {"f16_d256",            {Element::f16,  256, 256, 128,   80,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
+    {"f16_d256_cluster",    {Element::f16,  256, 256, 128,   80,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
+    {"bf16_d64",            {Element::bf16, 64,  64,  192,   128,    4,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 1}, always, always},
+    {"bf16_d96",            {Element::bf16, 96,  96,  192,   112,    2,     2,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
+    {"bf16_d128",           {Element::bf16, 128, 128, 128,   128,    2,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 1}, always, always},
+    {"bf16_d128_cluster",   {Element::bf16, 128, 128, 128,   128,    2,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 2}, 4096, 4096},
+    {"bf16_d192v128",       {Element::bf16, 192, 128, 128,   128,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
+    {"bf16_d192",           {Element::bf16, 192, 192, 128,   112,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
+    {"bf16_d256",           {Element::bf16, 256, 256, 128,   80,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
+    {"bf16_d256_cluster",   {Element::bf16, 256, 256, 128,   80,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));
@@ -46,17 +64,26 @@ constexpr bool fits(const ForwardConfig& row, fa3_dtype dtype, std::int64_t d, s
   return (row.element == Element::f16 ? FA3_F16 : FA3_BF16) == dtype && d <= row.d && d_v <= row.d_v;
 }
 
-/// Index of the first row that fits. -1: none.
-constexpr int select_forward_row(fa3_dtype dtype, std::int64_t d, std::int64_t d_v) {
-  for (int i = 0; i < forward_row_count; ++i)
-    if (fits(forward_rows[i].config, dtype, d, d_v)) return i;
-  return -1;
+/// Index of the row for a problem: of those that fit, the ones with the least work on padding, of these the last that
+/// takes sequences of this length, `seqlen` being the shorter of queries and keys. -1: none.
+constexpr int select_forward_row(fa3_dtype dtype, std::int64_t d, std::int64_t d_v, std::int64_t seqlen = 0,
+                                 bool causal = false) {
+  const auto features = [](int row) { return forward_rows[row].config.d + forward_rows[row].config.d_v; };
+  int best = -1;
+  for (int i = 0; i < forward_row_count; ++i) {
+    const ForwardRow& row = forward_rows[i];
+    if (fits(row.config, dtype, d, d_v) && seqlen >= (causal ? row.causal_from : row.full_from) &&
+        (best < 0 || features(i) <= features(best)))
+      best = i;
+  }
+  return best;
 }
 
 /// Bytes of the tiles in shared memory; barriers add less than a kilobyte (checked in simulate/row.hpp).
 constexpr int shared_tile_bytes(const ForwardConfig& c) {
-  return 2 *
-         (c.q_buffers * c.tile_q * c.d + c.stages * c.tile_kv * (c.d + c.d_v) + (c.output == Output::own_buffer ? c.tile_q * c.d_v : 0));
+  const int d = hopper::stored_columns(c.d), d_v = hopper::stored_columns(c.d_v);
+  return 2 * (c.q_buffers * c.tile_q * d + c.stages * c.tile_kv * (d + d_v) +
+              (c.output == Output::own_buffer ? c.tile_q * d_v : 0));
 }
 
 }  // namespace fa3::kernels

@@ -61,7 +61,8 @@ bool tma_can_address(const TensorRef& tensor) {
 
 ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
   ForwardPlan plan;
-  plan.row = row < 0 ? select_forward_row(problem.dtype, problem.d, problem.d_v) : row;
+  plan.row = row < 0 ? select_forward_row(problem.dtype, problem.d, problem.d_v,
+                                          std::min(problem.seqlen_q, problem.seqlen_k), problem.causal) : row;
   if (plan.row < 0)
     throw Error(FA3_NOT_SUPPORTED, "no kernel for this dtype with d = " + std::to_string(problem.d) +
                                        ", d_v = " + std::to_string(problem.d_v));

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <string>
+#include <utility>
 
 #include "kernels/cuda_check.hpp"
 #include "kernels/forward_kernel.cuh"
@@ -30,23 +31,27 @@ struct DeviceMemory {
   DeviceMemory(const DeviceMemory&) = delete;
 };
 
-ForwardKernel traced_kernel(int row) {
+template <int index>
+ForwardKernel traced_kernel_of_row() {
   // f16 stands for both types: they differ only in the instructions' type suffix.
-  static_assert(forward_rows[0].config.element == Element::f16 && forward_rows[1].config.element == Element::f16 &&
-                forward_rows[2].config.element == Element::f16);
-  switch (row) {
-    case 0: return kernel_of<TracedRow<0>>();
-    case 1: return kernel_of<TracedRow<1>>();
-    case 2: return kernel_of<TracedRow<2>>();
+  if constexpr (forward_rows[index].config.element == Element::f16) {
+    return kernel_of<TracedRow<index>>();
+  } else {
+    throw Error(FA3_NOT_SUPPORTED, std::string("row ") + forward_rows[index].name +
+                                       " is not built for tracing on the GPU; the f16 rows are");
   }
-  throw Error(FA3_NOT_SUPPORTED,
-              std::string("row ") + forward_rows[row].name + " is not built for tracing on the GPU; the f16 rows are");
+}
+
+template <int... rows>
+ForwardKernel traced_kernel(int row, std::integer_sequence<int, rows...>) {
+  ForwardKernel (*const kernels[])() = {&traced_kernel_of_row<rows>...};
+  return kernels[row]();
 }
 
 }  // namespace
 
 std::vector<simulator::Event> trace_forward(const ForwardProblem& problem, int row) {
-  const ForwardKernel kernel = traced_kernel(row);
+  const ForwardKernel kernel = traced_kernel(row, std::make_integer_sequence<int, forward_row_count>());
   const auto bytes = [](const TensorRef& tensor) {
     return std::size_t(tensor.shape[1] * tensor.shape[2] * tensor.shape[3]) * 2;
   };

@@ -418,7 +418,13 @@ TEST_F(Command, BenchWritesItsRows) {
   EXPECT_EQ(row.at("d"), 128);
   EXPECT_EQ(row.at("causal"), true);
   EXPECT_EQ(row.at("kv_heads"), 1);
+  EXPECT_FALSE(row.contains("d_v")) << "left out where it equals d";
   EXPECT_GT(row.at("tflops").get<double>(), 0);
+
+  const Outcome narrow_v =
+      fa3("bench --device cpu --d 64 --d-v 24 --seqlen 64 --dtype f32 --heads 1 --full --out " + path("bench.json"));
+  ASSERT_EQ(narrow_v.code, 0) << narrow_v.err;
+  EXPECT_EQ(nlohmann::json::parse(read_file(path("bench.json"))).at("rows").at(0).at("d_v"), 24);
   const Outcome unwritable = fa3("bench --device cpu --out " + path("missing/bench.json"));
   EXPECT_EQ(unwritable.code, 2);
   EXPECT_TRUE(unwritable.out.empty());

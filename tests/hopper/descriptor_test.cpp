@@ -98,7 +98,7 @@ TEST(Descriptors, DepthContiguous) {
 
 TEST(Descriptors, ColumnsContiguous) {
   for (const int swizzle_bytes : {32, 64, 128})
-    for (const int columns : {8, 64, 128, 256})
+    for (const int columns : {8, 64, 96, 128, 256})
       for (const bool stride_first : {true, false})  // which of the two steps between atoms is the small one
         for (const int first : {0, 16}) {            // first row of B
           SCOPED_TRACE(testing::Message() << "swizzle " << swizzle_bytes << ", N " << columns << ", stride first "

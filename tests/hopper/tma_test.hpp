@@ -279,6 +279,7 @@ TEST_P(Tma, MovesTilesOfManyPanels) {
     EXPECT_EQ(to_memory.read(), to.data);
   };
   test(static_cast<hopper::SharedTile<80, 64>*>(nullptr), 1, 1);
+  test(static_cast<hopper::SharedTile<112, 96>*>(nullptr), 1, 1);
   test(static_cast<hopper::SharedTile<128, 128>*>(nullptr), 0, 1);
   test(static_cast<hopper::SharedTile<192, 192>*>(nullptr), 1, 0);
   test(static_cast<hopper::SharedTile<128, 256>*>(nullptr), 0, 0);

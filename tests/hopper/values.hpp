@@ -47,9 +47,10 @@ inline std::size_t swizzle(std::size_t offset, int swizzle_bytes) {
   return offset ^ ((offset >> 7) % std::size_t(swizzle_bytes / 16) << 4);
 }
 
-/// The bytes of a SharedTile<rows, columns> that holds bits(row, column).
-inline std::vector<Chunk> tile_image(int rows, int columns, const std::function<std::uint16_t(int, int)>& bits) {
-  std::vector<Chunk> image(std::size_t(rows) * columns / 8);
+/// The bytes of a SharedTile<rows, columns> that holds bits(row, column), and zeros or `padding` in its padding.
+inline std::vector<Chunk> tile_image(int rows, int columns, const std::function<std::uint16_t(int, int)>& bits,
+                                     Chunk padding = {}) {
+  std::vector<Chunk> image(std::size_t(rows) * hopper::stored_columns(columns) / 8, padding);
   for (int row = 0; row < rows; ++row)
     for (int column = 0; column < columns; ++column) {
       const std::uint16_t element = bits(row, column);
@@ -60,9 +61,11 @@ inline std::vector<Chunk> tile_image(int rows, int columns, const std::function<
     }
   return image;
 }
+/// An operand; its padding is NaN, because no product may read it.
 inline std::vector<Chunk> tile_image(Element element, const Matrix& matrix) {
   return tile_image(matrix.rows, matrix.columns,
-                    [&](int row, int column) { return to_bits(element, matrix(row, column)); });
+                    [&](int row, int column) { return to_bits(element, matrix(row, column)); },
+                    {0x7fff7fff, 0x7fff7fff, 0x7fff7fff, 0x7fff7fff});
 }
 
 /// Arbitrary, different for different i.

@@ -2,13 +2,22 @@
 #pragma once
 
 #include <limits>
+#include <utility>
 
+#include "kernels/configs.hpp"
 #include "values.hpp"
 
 namespace fa3::hopper_test {
 
 class Wgmma : public MachineTest {};
 INSTANTIATE_TEST_SUITE_P(, Wgmma, modes(), ModeName());
+
+/// test(index) for every row of the kernel table, a compile-time constant.
+template <class Test>
+void for_each_row(Test test) {
+  [&]<int... row>(std::integer_sequence<int, row...>) { (test(std::integral_constant<int, row>{}), ...); }
+  (std::make_integer_sequence<int, kernels::forward_row_count>{});
+}
 
 /// This thread's part of rows [0, 64) of a row-major 64 x columns matrix; columns and order as documented at
 /// hopper::Accumulator.
@@ -116,12 +125,10 @@ TEST_P(Wgmma, ProductsOfSharedOperands) {
     launch<Kernel>({a_image.data(), b_image.data(), c.data(), d.data()});
     expect_equal(d.read(), product(a, b, true, Matrix(ss_rows, Kernel::columns)));
   };
-  test(ProductSS<Element::f16, 80, 64>{});
-  test(ProductSS<Element::bf16, 80, 256>{});
-  test(ProductSS<Element::f16, 128, 256>{});
-  test(ProductSS<Element::bf16, 128, 128>{});
-  test(ProductSS<Element::f16, 128, 64>{});
-  test(ProductSS<Element::f16, 80, 192>{});
+  for_each_row([&]<int row>(std::integral_constant<int, row>) {
+    constexpr kernels::ForwardConfig config = kernels::forward_rows[row].config;
+    test(ProductSS<config.element, config.tile_kv, config.d>{});
+  });
 }
 
 /// Single instructions D = C + A B^T over 16 columns of the operands each: every k16 step of two panels, for one
@@ -230,12 +237,10 @@ TEST_P(Wgmma, ProductsOfARegisterOperand) {
     launch<Kernel>({a_fragments.data(), b_image.data(), c_values.data(), d.data()});
     expect_equal(d.read(), product(a, b, false, c));
   };
-  test(ProductRS<Element::f16, 128, 64>{});
-  test(ProductRS<Element::bf16, 80, 64>{});
-  test(ProductRS<Element::f16, 80, 128>{});
-  test(ProductRS<Element::bf16, 128, 128>{});
-  test(ProductRS<Element::f16, 80, 256>{});
-  test(ProductRS<Element::bf16, 128, 256>{});
+  for_each_row([&]<int row>(std::integral_constant<int, row>) {
+    constexpr kernels::ForwardConfig config = kernels::forward_rows[row].config;
+    test(ProductRS<config.element, config.tile_kv, config.d_v>{});
+  });
 }
 
 /// The dataflow of attention without its softmax: O = round(Q K0^T) V0 + round(Q K1^T) V1 for two warpgroups.

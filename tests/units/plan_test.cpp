@@ -29,7 +29,7 @@ TEST(Table, NamesAreUniqueAndTilesFit) {
   }
 }
 
-TEST(Table, EverySupportedHeadDimHasTheSmallestRowThatHoldsIt) {
+TEST(Table, EverySupportedHeadDimHasTheRowWithTheLeastPadding) {
   for (const fa3_dtype dtype : {FA3_F16, FA3_BF16})
     for (int d = 8; d <= 256; d += 8)
       for (int d_v = 8; d_v <= 256; d_v += 8) {
@@ -40,12 +40,24 @@ TEST(Table, EverySupportedHeadDimHasTheSmallestRowThatHoldsIt) {
         EXPECT_TRUE(d <= chosen.d && d_v <= chosen.d_v);
         for (const ForwardRow& other : forward_rows) {
           if (other.config.element == chosen.element && d <= other.config.d && d_v <= other.config.d_v) {
-            EXPECT_LE(chosen.d, other.config.d);
-            EXPECT_LE(chosen.d_v, other.config.d_v);
+            EXPECT_LE(chosen.d + chosen.d_v, other.config.d + other.config.d_v);
           }
         }
       }
   EXPECT_EQ(select_forward_row(FA3_F32, 64, 64), -1);
+}
+
+TEST(Table, HeadDimsOfModelsGetTheirRows) {
+  struct {
+    int d, d_v, row_d, row_d_v;
+  } const expected[] = {{64, 64, 64, 64},     {72, 72, 96, 96},     {80, 80, 96, 96},     {96, 96, 96, 96},
+                        {128, 128, 128, 128}, {64, 128, 128, 128},  {96, 128, 128, 128},  {192, 128, 192, 128},
+                        {192, 96, 192, 128},  {160, 160, 192, 192}, {128, 192, 192, 192}, {192, 192, 192, 192},
+                        {200, 128, 256, 256}, {256, 256, 256, 256}};
+  for (const auto& [d, d_v, row_d, row_d_v] : expected) {
+    const ForwardConfig& chosen = forward_rows[select_forward_row(FA3_BF16, d, d_v)].config;
+    EXPECT_EQ(std::pair(chosen.d, chosen.d_v), std::pair(row_d, row_d_v)) << d << ", " << d_v;
+  }
 }
 
 TensorRef tensor(std::uintptr_t address, std::array<std::int64_t, 4> shape, std::array<std::int64_t, 4> stride) {
