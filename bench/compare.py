@@ -66,7 +66,7 @@ class TensorParam(ctypes.Structure):
 
 
 class ForwardParams(ctypes.Structure):
-    """fa3_forward_params of include/fa3/fa3.h. The library refuses a struct_size that is not its own."""
+    """fa3_forward_params of include/fa3/fa3.h, in its current size."""
 
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
@@ -88,6 +88,8 @@ class ForwardParams(ctypes.Structure):
         ("lse_stride", ctypes.c_int64 * 3),
         ("softmax_scale", ctypes.c_float),
         ("softmax_scale_set", ctypes.c_int32),
+        ("sm_margin", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 
@@ -98,7 +100,7 @@ class Fa3:
     DEVICES = {"cuda": 1, "cpu": 2}
     DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 4}
 
-    def __init__(self, path: pathlib.Path, device: str):
+    def __init__(self, path: pathlib.Path, device: str, sm_margin: int):
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as error:
@@ -110,6 +112,7 @@ class Fa3:
         self._library.fa3_last_error.restype = ctypes.c_char_p
         self._library.fa3_source_hash.restype = ctypes.c_char_p
         self._device = device
+        self._sm_margin = sm_margin
         self._require(self._library.fa3_device_available(self.DEVICES[device]))
 
     @property
@@ -134,6 +137,7 @@ class Fa3:
             k=self._tensor(k),
             v=self._tensor(v),
             o=self._tensor(o),
+            sm_margin=self._sm_margin,
         )
         size = ctypes.c_size_t()
         self._require(self._library.fa3_forward_workspace_size(ctypes.byref(params), ctypes.byref(size)))
@@ -412,6 +416,7 @@ def result(measurements: Measurements, planned: list[Cell], fa3: Fa3, args: argp
                 "tflops": tflops.pop("fa3"),
                 "peers": dict(sorted(tflops.items())),
             }
+            | ({"sm_margin": args.sm_margin} if args.sm_margin else {})
         )
     return {
         "device": device_name(args.device),
@@ -514,6 +519,13 @@ def positive_int(text: str) -> int:
     return value
 
 
+def not_negative_int(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not allowed: it must not be negative")
+    return value
+
+
 def dtype_name(text: str) -> str:
     if text not in DTYPES:
         raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(DTYPES)}")
@@ -541,6 +553,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="short (default): 0.12 s per implementation and cell; long: 2 s, longest seqlen only",
     )
     parser.add_argument("--rounds", type=positive_int, default=3, help="default 3; the median over them is reported")
+    parser.add_argument(
+        "--sm-margin", type=not_negative_int, default=0, metavar="N", help="SMs fa3 leaves free, its peers none (default 0)"
+    )
     parser.add_argument("--budget-s", type=float, metavar="S", help="start no cell after this many seconds")
     parser.add_argument("--seed", type=int, default=0, help="of the data and the order (default 0)")
     parser.add_argument("--compiler", help="what built the library, for the record; default: the nvcc found here")
@@ -560,7 +575,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.device == "cuda" and not torch.cuda.is_available():
             raise BenchError("PyTorch finds no GPU here; --device cpu times the CPU backend")
         build = "gpu" if args.device == "cuda" else "cpu"
-        fa3 = Fa3(args.lib or ROOT / "build" / build / "src" / "libfa3.so", args.device)
+        fa3 = Fa3(args.lib or ROOT / "build" / build / "src" / "libfa3.so", args.device, args.sm_margin)
         path = args.out or default_path(fa3, args.device)
         require_writable(path)
         planned = cells(args)

@@ -12,6 +12,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 
 #include "check/device.hpp"
@@ -31,6 +32,7 @@ struct BenchOptions {
   std::vector<std::string> dtype;
   int64_t batch = 0, heads = 0, kv_heads = 0;  // 0: from the grid
   bool causal = false, full = false, peers = false;
+  std::optional<int> sm_margin;
   std::string mode = "short", device = "auto", out, lib;
 };
 
@@ -83,7 +85,7 @@ check::Buffer normal_tensor(Device device, fa3_dtype dtype, int64_t elements, st
   });
 }
 
-double time_cell(const Cell& c, Device device, double budget_seconds) {
+double time_cell(const Cell& c, Device device, int sm_margin, double budget_seconds) {
   std::mt19937_64 random(1);
   const std::array<int64_t, 4> q_shape{c.batch, c.seqlen, c.heads, c.d}, kv_shape{c.batch, c.seqlen, c.kv_heads, c.d};
   const int64_t q_elements = c.batch * c.seqlen * c.heads * c.d, kv_elements = c.batch * c.seqlen * c.kv_heads * c.d;
@@ -95,7 +97,7 @@ double time_cell(const Cell& c, Device device, double budget_seconds) {
   const ConstTensor q(q_memory.data(), q_shape, type, device), k(k_memory.data(), kv_shape, type, device),
       v(v_memory.data(), kv_shape, type, device);
   const Tensor o(o_memory.data(), q_shape, type, device);
-  const ForwardOptions options{c.causal, {}};
+  const ForwardOptions options{c.causal, {}, sm_margin};
   std::size_t bytes = 0;
   if (const Status s = forward_workspace_size(q, k, v, o, {}, options, bytes); !s) throw Error(s.code(), s.message());
   const check::Buffer workspace(device, bytes);
@@ -122,7 +124,8 @@ int bench(const BenchOptions& options) {
   fmt::print("{}\n{:<6} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<12} {:>10} {:>9}\n", device_text({device}), "dtype",
              "d", "mask", "seqlen", "batch", "heads", "kv_heads", "kernel", "ms", "TFLOP/s");
   for (const Cell& c : cells_of(options, device)) {
-    const double seconds = time_cell(c, device, options.mode == "long" ? 2.0 : 0.12),
+    const int sm_margin = device == Device::cuda ? options.sm_margin.value_or(0) : 0;
+    const double seconds = time_cell(c, device, sm_margin, options.mode == "long" ? 2.0 : 0.12),
                  tflops = c.flops() / seconds * 1e-12;
     const std::string kernel = kernel_name({device}, c.dtype, c.d, c.d);
     fmt::print("{:<6} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<12} {:>10.3f} {:>9.4g}\n", dtype_name(c.dtype), c.d,
@@ -140,6 +143,7 @@ int bench(const BenchOptions& options) {
                               {"kernel", kernel},
                               {"tflops", tflops},
                               {"peers", nlohmann::json::object()}});
+    if (sm_margin != 0) result["rows"].back()["sm_margin"] = sm_margin;
   }
   if (options.out.empty()) return exit_ok;
   std::ofstream file(options.out);
@@ -182,6 +186,7 @@ int bench_with_peers(const BenchOptions& options) {
   add("--batch", number(options.batch));
   add("--heads", number(options.heads));
   add("--kv-heads", number(options.kv_heads));
+  add("--sm-margin", number(options.sm_margin.value_or(0)));
   if (options.causal) words.push_back("--causal");
   if (options.full) words.push_back("--full");
   std::vector<char*> argv;
@@ -220,6 +225,7 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(CLI::PositiveNumber);
   CLI::Option* causal = command->add_flag("--causal", options->causal, "Only causal");
   command->add_flag("--full", options->full, "Only without a mask")->excludes(causal);
+  add_sm_margin(*command, options->sm_margin, "SMs fa3 leaves free for other work; default 0");
   command->add_option("--mode", options->mode, "short: about 120 ms of repeats per shape; long: 2 s")
       ->option_text("MODE")
       ->check(CLI::IsMember({"short", "long"}));

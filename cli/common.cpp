@@ -41,6 +41,12 @@ std::string kernel_name(const Target& target, fa3_dtype dtype, std::int64_t d, s
   return row < 0 ? "" : kernels::forward_rows[row].name;
 }
 
+void add_sm_margin(CLI::App& command, std::optional<int>& sm_margin, const std::string& text) {
+  command.add_option("--sm-margin", sm_margin, text + "; nothing on the cpu")
+      ->option_text("N")
+      ->check(CLI::NonNegativeNumber);
+}
+
 fa3_dtype parse_dtype(const std::string& name) {
   for (const fa3_dtype dtype : {FA3_F16, FA3_BF16, FA3_F32})
     if (name == dtype_name(dtype)) return dtype;

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -56,6 +57,9 @@ std::string device_text(const Target& target);
 
 /// Name of the kernel that runs these types and sizes there; "" if there is none.
 std::string kernel_name(const Target& target, fa3_dtype dtype, std::int64_t d, std::int64_t d_v);
+
+/// Adds --sm-margin to a command.
+void add_sm_margin(CLI::App& command, std::optional<int>& sm_margin, const std::string& text);
 
 fa3_dtype parse_dtype(const std::string& name);
 

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
@@ -139,6 +138,7 @@ void launch(const ForwardKernel& kernel, ForwardPlan plan, const ForwardProblem&
   attention::ForwardArguments args =
       forward_arguments(problem, plan, workspace, device_info.l2_bytes, encode_tensor_map);
   args.stamps = stamps;
+  const unsigned ctas = unsigned(cta_count(args.order.count(), device_info.sm_count, problem.sm_margin));
   allow_shared_memory(kernel);  // again at every launch: it belongs to the context, of which a device may have several
   const auto copy = [&](const TensorRef& from, const TensorRef& to, const TensorRef& packed) {
     check(cudaError_t(launch_strided_copy(copy_between(from, to, packed), stream)), "launch of strided_copy");
@@ -149,7 +149,6 @@ void launch(const ForwardKernel& kernel, ForwardPlan plan, const ForwardProblem&
   if (plan.v.copied) copy(problem.v, plan.v.tensor, plan.v.tensor);
 
   void* arguments[] = {&args};
-  const unsigned ctas = unsigned(std::min(args.order.count(), device_info.sm_count));
   check(cudaLaunchKernel(kernel.function, dim3(ctas), dim3(unsigned(kernel.threads)), arguments,
                          std::size_t(kernel.shared_bytes), stream),
         "launch of the forward kernel");

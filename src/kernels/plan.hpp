@@ -25,6 +25,10 @@ struct ForwardPlan {
 /// FA3_INVALID_ARGUMENT if `row` does not.
 ForwardPlan plan_forward(const ForwardProblem& problem, int row = -1);
 
+/// CTAs of a launch over `tiles` on a chip with `sm_count` SMs: one for each SM that is not left free, as far as there
+/// are tiles. Throws Error(FA3_INVALID_ARGUMENT) if `sm_margin` leaves none.
+int cta_count(int tiles, int sm_count, int sm_margin);
+
 /// Whether a tensor map can describe the tensor: 16-byte aligned base and strides below 2^40 bytes, no overlap except
 /// repetition (stride 0) over heads or batch.
 bool tma_can_address(const TensorRef& tensor);

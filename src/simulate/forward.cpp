@@ -59,7 +59,7 @@ ForwardRun forward(const ForwardProblem& problem, const Options& options, int ro
   if (plan.q.copied) copy(problem.q, plan.q.tensor, plan.q.tensor);
   if (plan.k.copied) copy(problem.k, plan.k.tensor, plan.k.tensor);
   if (plan.v.copied) copy(problem.v, plan.v.tensor, plan.v.tensor);
-  run.ctas = std::min(args.order.count(), sm_count);
+  run.ctas = kernels::cta_count(args.order.count(), sm_count, problem.sm_margin);
   for (int cta = 0; cta < run.ctas; ++cta) {
     Options own = options;
     own.trace = options.trace && cta == 0;

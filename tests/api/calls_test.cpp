@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <string>
 #include <thread>
@@ -119,6 +120,32 @@ TEST(Calls, InputsMayRepeatAndShareMemory) {
   data.params.q.stride[1] = 0;
   ASSERT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
   EXPECT_EQ(data.o[0], one_f16);
+}
+
+// What a program built against the first release passes: a struct that ends before sm_margin.
+TEST(Calls, AStructWithoutTheLaterFieldsIsTaken) {
+  ProblemData data;
+  constexpr std::size_t first_size = offsetof(fa3_forward_params, sm_margin);
+  ASSERT_EQ(first_size, 304u) << "a field of the first release was moved";
+  data.params.struct_size = first_size;
+  const auto* begin = reinterpret_cast<const std::byte*>(&data.params);
+  std::vector<std::byte> memory(begin, begin + first_size);  // on the heap, where a sanitizer sees its end
+  const auto* old = reinterpret_cast<const fa3_forward_params*>(memory.data());
+  EXPECT_EQ(fa3_forward_supported(old), FA3_OK) << fa3_last_error();
+  ASSERT_EQ(fa3_forward(old, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(data.o[0], one_f16);
+  data.params.sm_margin = data.params.reserved = -1;  // what lies behind it is not read
+  EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+}
+
+// The cpu has none; on cuda only a device can say that it has too few.
+TEST(Calls, SmMarginOfAnySizeIsTakenWithoutADevice) {
+  ProblemData data;
+  data.params.sm_margin = 1 << 20;
+  ASSERT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(data.o[0], one_f16);
+  data.params.device = FA3_DEVICE_CUDA;
+  EXPECT_EQ(fa3_forward_supported(&data.params), FA3_OK) << fa3_last_error();
 }
 
 TEST(LastError, IsClearedBySuccess) {
