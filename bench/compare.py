@@ -108,6 +108,7 @@ class Fa3:
         params, size = ctypes.POINTER(ForwardParams), ctypes.c_size_t
         self._library.fa3_device_available.argtypes = [ctypes.c_int32]
         self._library.fa3_forward_workspace_size.argtypes = [params, ctypes.POINTER(size)]
+        self._library.fa3_forward_kernel.argtypes = [params, ctypes.POINTER(ctypes.c_char_p)]
         self._library.fa3_forward.argtypes = [params, ctypes.c_void_p, size, ctypes.c_void_p]
         self._library.fa3_last_error.restype = ctypes.c_char_p
         self._library.fa3_source_hash.restype = ctypes.c_char_p
@@ -119,9 +120,31 @@ class Fa3:
     def source_hash(self) -> str:
         return self._library.fa3_source_hash().decode()
 
-    def prepare(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, causal: bool) -> Call:
-        """A call of fa3_forward on the current stream, over tensors [batch, seqlen, heads, d] that must outlive it."""
-        params = ForwardParams(
+    def kernel(self, inputs: Inputs, causal: bool) -> str:
+        """Name of the kernel that fa3_forward runs."""
+        name = ctypes.c_char_p()
+        params = self._params(inputs, causal)
+        self._require(self._library.fa3_forward_kernel(ctypes.byref(params), ctypes.byref(name)))
+        return name.value.decode()
+
+    def prepare(self, inputs: Inputs, causal: bool) -> Call:
+        """A call of fa3_forward on the current stream; `inputs` must outlive it."""
+        params = self._params(inputs, causal)
+        size = ctypes.c_size_t()
+        self._require(self._library.fa3_forward_workspace_size(ctypes.byref(params), ctypes.byref(size)))
+        workspace = torch.empty(size.value, dtype=torch.uint8, device=self._device)
+        pointer = workspace.data_ptr() or None
+        stream = torch.cuda.current_stream().cuda_stream if self._device == "cuda" else None
+        forward, reference = self._library.fa3_forward, ctypes.byref(params)
+
+        def call(_workspace: torch.Tensor = workspace) -> None:  # holds the workspace as long as the call
+            self._require(forward(reference, pointer, size, stream))
+
+        return call
+
+    def _params(self, inputs: Inputs, causal: bool) -> ForwardParams:
+        q, k, v, o = inputs.q, inputs.k, inputs.v, inputs.o
+        return ForwardParams(
             struct_size=ctypes.sizeof(ForwardParams),
             api_version=self.API_VERSION,
             device=self.DEVICES[self._device],
@@ -139,17 +162,6 @@ class Fa3:
             o=self._tensor(o),
             sm_margin=self._sm_margin,
         )
-        size = ctypes.c_size_t()
-        self._require(self._library.fa3_forward_workspace_size(ctypes.byref(params), ctypes.byref(size)))
-        workspace = torch.empty(size.value, dtype=torch.uint8, device=self._device)
-        pointer = workspace.data_ptr() or None
-        stream = torch.cuda.current_stream().cuda_stream if self._device == "cuda" else None
-        forward, reference = self._library.fa3_forward, ctypes.byref(params)
-
-        def call(_workspace: torch.Tensor = workspace) -> None:  # holds the workspace as long as the call
-            self._require(forward(reference, pointer, size, stream))
-
-        return call
 
     def _tensor(self, x: torch.Tensor) -> TensorParam:
         return TensorParam(data=x.data_ptr(), dtype=self.DTYPES[x.dtype], stride=(ctypes.c_int64 * 4)(*x.stride()))
@@ -331,8 +343,10 @@ def seconds_per_call(calls: list[Callable], device: str, budget_s: float) -> flo
     return statistics.median(samples(turn, batch, max(5, round(budget_s / (batch * estimate)))))
 
 
-def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> dict[str, float]:
-    """Seconds per call of fa3 and of each peer that supports the cell, timed in random order on fresh data."""
+def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> tuple[str, dict[str, float]]:
+    """The name of fa3's kernel, and seconds per call of fa3 and of each peer that supports the cell, timed in random order
+    on fresh data.
+    """
     inputs = make_inputs(cell, device)
     implementations: dict[str, tuple[list[Callable], contextlib.AbstractContextManager]] = {}
     for peer in PEERS[device]:
@@ -340,7 +354,7 @@ def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> dict[str
             implementations[peer.name] = (calls, sdpa_kernel(peer.backend))
     if not implementations:
         raise BenchError(f"{cell}: no peer supports it, so there is nothing to check and compare fa3 with")
-    fa3_calls = [fa3.prepare(x.q, x.k, x.v, x.o, cell.causal) for x in inputs]
+    fa3_calls = [fa3.prepare(x, cell.causal) for x in inputs]
     judge = next(peer for peer in PEERS[device] if peer.name in implementations)
     with sdpa_kernel(judge.backend):
         check(cell, inputs, fa3_calls, implementations[judge.name][0])
@@ -351,7 +365,7 @@ def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> dict[str
         calls, context = implementations[name]
         with context:
             seconds[name] = seconds_per_call(calls, device, BUDGET_S[cell.mode])
-    return seconds
+    return fa3.kernel(inputs[0], cell.causal), seconds
 
 
 def measure_ceilings(device: str) -> dict[str, float]:
@@ -370,11 +384,12 @@ def measure_ceilings(device: str) -> dict[str, float]:
 
 @dataclasses.dataclass
 class Measurements:
-    """What each round measured: seconds by cell and implementation, and the ceilings."""
+    """What each round measured: seconds by cell and implementation, and the ceilings; and which kernel fa3 took."""
 
     seconds: dict[Cell, dict[str, list[float]]] = dataclasses.field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
+    kernels: dict[Cell, str] = dataclasses.field(default_factory=dict)
     ceilings: dict[str, list[float]] = dataclasses.field(default_factory=lambda: defaultdict(list))
 
     def ceiling(self, name: str) -> float:
@@ -412,7 +427,7 @@ def result(measurements: Measurements, planned: list[Cell], fa3: Fa3, args: argp
             {
                 "op": "forward",
                 **dataclasses.asdict(cell),
-                "kernel": "",
+                "kernel": measurements.kernels[cell],
                 "tflops": tflops.pop("fa3"),
                 "peers": dict(sorted(tflops.items())),
             }
@@ -497,7 +512,8 @@ def run_rounds(
         for cell in order.sample(planned, len(planned)):
             if args.budget_s is not None and time.monotonic() - started >= args.budget_s:
                 break
-            for name, seconds in measure(cell, fa3, args.device, order).items():
+            measurements.kernels[cell], timed = measure(cell, fa3, args.device, order)
+            for name, seconds in timed.items():
                 measurements.seconds[cell][name].append(seconds)
             done += 1
         save(measurements)

@@ -85,7 +85,12 @@ check::Buffer normal_tensor(Device device, fa3_dtype dtype, int64_t elements, st
   });
 }
 
-double time_cell(const Cell& c, Device device, int sm_margin, double budget_seconds) {
+struct Timed {
+  std::string kernel;
+  double seconds;
+};
+
+Timed time_cell(const Cell& c, Device device, int sm_margin, double budget_seconds) {
   std::mt19937_64 random(1);
   const std::array<int64_t, 4> q_shape{c.batch, c.seqlen, c.heads, c.d}, kv_shape{c.batch, c.seqlen, c.kv_heads, c.d};
   const int64_t q_elements = c.batch * c.seqlen * c.heads * c.d, kv_elements = c.batch * c.seqlen * c.kv_heads * c.d;
@@ -102,13 +107,10 @@ double time_cell(const Cell& c, Device device, int sm_margin, double budget_seco
   if (const Status s = forward_workspace_size(q, k, v, o, {}, options, bytes); !s) throw Error(s.code(), s.message());
   const check::Buffer workspace(device, bytes);
   const Progress progress("timing");
-  return check::time_work(
-             device,
-             [&](fa3_stream stream) {
-               return forward(q, k, v, o, {}, options, Workspace{workspace.data(), workspace.bytes()}, stream);
-             },
-             budget_seconds)
-      .seconds;
+  const auto work = [&](fa3_stream stream) {
+    return forward(q, k, v, o, {}, options, Workspace{workspace.data(), workspace.bytes()}, stream);
+  };
+  return {kernel_name({device}, q, k, v, o, {}, options), check::time_work(device, work, budget_seconds).seconds};
 }
 
 int bench(const BenchOptions& options) {
@@ -125,9 +127,8 @@ int bench(const BenchOptions& options) {
              "d", "mask", "seqlen", "batch", "heads", "kv_heads", "kernel", "ms", "TFLOP/s");
   for (const Cell& c : cells_of(options, device)) {
     const int sm_margin = device == Device::cuda ? options.sm_margin.value_or(0) : 0;
-    const double seconds = time_cell(c, device, sm_margin, options.mode == "long" ? 2.0 : 0.12),
-                 tflops = c.flops() / seconds * 1e-12;
-    const std::string kernel = kernel_name({device}, c.dtype, c.d, c.d);
+    const auto [kernel, seconds] = time_cell(c, device, sm_margin, options.mode == "long" ? 2.0 : 0.12);
+    const double tflops = c.flops() / seconds * 1e-12;
     fmt::print("{:<6} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<12} {:>10.3f} {:>9.4g}\n", dtype_name(c.dtype), c.d,
                c.causal ? "causal" : "full", c.seqlen, c.batch, c.heads, c.kv_heads, kernel, seconds * 1e3, tflops);
     std::fflush(stdout);

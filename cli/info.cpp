@@ -43,7 +43,7 @@ void print_kernels() {
                fmt::format("{}/{}", config.producer_registers(), config.consumer_registers()),
                kernels::shared_tile_bytes(config) / 1024,
                config.turns == attention::Turns::gemm ? "ping-pong" : "free-running");
-  fmt::print("  {:<10} f16, bf16, f32, d and d_v up to 256\n", kernel_name({Device::cpu}, FA3_F32, 8, 8));
+  fmt::print("  {:<10} f16, bf16, f32, d and d_v up to 256\n", cpu::kernel_name());
 }
 
 int info() {

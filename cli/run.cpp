@@ -179,7 +179,8 @@ int run(const RunOptions& options) {
   std::size_t workspace_bytes = 0;
   require(forward_workspace_size(q, k, v, o_view, lse_view, forward_options, workspace_bytes));
   const check::Buffer workspace(device, workspace_bytes);
-  fmt::print("device: {}\nkernel: {}\n", device_text(target), kernel_name(target, dtype, problem.d, problem.d_v));
+  fmt::print("device: {}\nkernel: {}\n", device_text(target),
+             kernel_name(target, q, k, v, o_view, lse_view, forward_options));
   if (target.simulated) fmt::print("this will take about {:.0f} s\n", std::ceil(simulator::estimate_seconds(problem)));
   std::fflush(stdout);
   check::Timing timing;

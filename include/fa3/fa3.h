@@ -113,6 +113,10 @@ FA3_API fa3_status fa3_device_available(int32_t device);
  * data pointers. */
 FA3_API fa3_status fa3_forward_supported(const fa3_forward_params* params);
 
+/* Sets *name to that of the kernel fa3_forward runs for these parameters: on cuda a row of the table of kernels, such
+ * as "f16_d128"; on cpu "cpu_" and the instruction set, such as "cpu_avx2". The string is never freed. Pure host. */
+FA3_API fa3_status fa3_forward_kernel(const fa3_forward_params* params, const char** name);
+
 /* Bytes of workspace fa3_forward needs for exactly these parameters (sizes, strides, alignment of the pointers). Pure
  * host. On the cpu device it is 0. */
 FA3_API fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, size_t* bytes);

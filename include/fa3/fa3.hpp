@@ -147,6 +147,14 @@ inline Status forward_supported(const ConstTensor& q, const ConstTensor& k, cons
   return Status::of(fa3_forward_supported(&params));
 }
 
+/// Name of the kernel forward() runs for these arguments; pure host. `name` lives as long as the program.
+inline Status forward_kernel(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
+                             const std::optional<RowTensor>& lse, const ForwardOptions& options, const char*& name) {
+  fa3_forward_params params;
+  if (Status s = detail::forward_params(q, k, v, o, lse, options, params); !s) return s;
+  return Status::of(fa3_forward_kernel(&params, &name));
+}
+
 /// O = softmax(scale * Q K^T + mask) V and, if wanted, LSE.
 ///   q [batch, seqlen_q, heads, d]   k [batch, seqlen_k, kv_heads, d]   v [batch, seqlen_k, kv_heads, d_v]
 ///   o [batch, seqlen_q, heads, d_v] lse [batch, heads, seqlen_q], f32, natural logarithm

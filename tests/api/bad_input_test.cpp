@@ -43,6 +43,10 @@ TEST_P(BadInputTest, IsRefused) {
   EXPECT_EQ(fa3_forward_workspace_size(&data.params, &bytes), GetParam().status);
   EXPECT_EQ(fa3_last_error(), message);
   EXPECT_EQ(bytes, 77u);
+  const char* name = "untouched";
+  EXPECT_EQ(fa3_forward_kernel(&data.params, &name), GetParam().status);
+  EXPECT_EQ(fa3_last_error(), message);
+  EXPECT_STREQ(name, "untouched");
 }
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -161,6 +165,15 @@ TEST(BadInput, NullBytes) {
   ProblemData data;
   EXPECT_EQ(fa3_forward_workspace_size(&data.params, nullptr), FA3_INVALID_ARGUMENT);
   EXPECT_STREQ(fa3_last_error(), "bytes is null");
+}
+
+TEST(BadInput, NullName) {
+  ProblemData data;
+  EXPECT_EQ(fa3_forward_kernel(&data.params, nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_STREQ(fa3_last_error(), "name is null");
+  const char* name = nullptr;
+  EXPECT_EQ(fa3_forward_kernel(nullptr, &name), FA3_INVALID_ARGUMENT);
+  EXPECT_STREQ(fa3_last_error(), "params is null");
 }
 
 TEST(BadInput, UnknownDeviceIsNotAvailable) {

@@ -148,6 +148,29 @@ TEST(Calls, SmMarginOfAnySizeIsTakenWithoutADevice) {
   EXPECT_EQ(fa3_forward_supported(&data.params), FA3_OK) << fa3_last_error();
 }
 
+// Head dims go to the next larger row; a build without kernels has their names all the same.
+TEST(KernelName, IsTheRowThatDispatchTakes) {
+  ProblemData data;
+  const auto name_of = [&](std::int32_t device, std::int32_t dtype, std::int64_t d, std::int64_t d_v) {
+    data.params.device = device;
+    data.params.d = d;
+    data.params.d_v = d_v;
+    for (fa3_tensor* tensor : {&data.params.q, &data.params.k, &data.params.v, &data.params.o}) {
+      tensor->dtype = dtype;
+      tensor->data = nullptr;
+    }
+    data.params.batch = 0;
+    const char* name = nullptr;
+    EXPECT_EQ(fa3_forward_kernel(&data.params, &name), FA3_OK) << fa3_last_error();
+    return std::string(name ? name : "");
+  };
+  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 64, 64), "f16_d64");
+  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 8, 72), "f16_d128");
+  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_BF16, 256, 64), "bf16_d256");
+  const std::string cpu = name_of(FA3_DEVICE_CPU, FA3_F32, 64, 64);
+  EXPECT_TRUE(cpu.starts_with("cpu_") && cpu.size() > 4) << cpu;
+}
+
 TEST(LastError, IsClearedBySuccess) {
   ProblemData data;
   data.params.d = 12;

@@ -419,6 +419,9 @@ TEST_F(Command, BenchWritesItsRows) {
   EXPECT_EQ(row.at("d"), 128);
   EXPECT_EQ(row.at("causal"), true);
   EXPECT_EQ(row.at("kv_heads"), 1);
+  EXPECT_TRUE(row.at("kernel").get<std::string>().starts_with("cpu_")) << row;
+  EXPECT_NE(outcome.out.find(row.at("kernel").get<std::string>()), std::string::npos) << outcome.out;
+  EXPECT_FALSE(row.contains("sm_margin"));
   EXPECT_GT(row.at("tflops").get<double>(), 0);
   const Outcome unwritable = fa3("bench --device cpu --out " + path("missing/bench.json"));
   EXPECT_EQ(unwritable.code, 2);
