@@ -33,7 +33,7 @@ struct BenchOptions {
   int64_t batch = 0, heads = 0, kv_heads = 0;  // 0: from the grid
   bool causal = false, full = false, peers = false;
   std::optional<int> sm_margin;
-  std::string mode = "short", device = "auto", out, lib;
+  std::string mode = "short", device = "auto", out, lib, plot;
 };
 
 struct Cell {
@@ -165,16 +165,44 @@ fs::path find(const char* what, const std::vector<fs::path>& candidates) {
   throw UsageError(fmt::format("{} was not found; looked for {}", what, tried));
 }
 
-/// Becomes the script that times fa3 beside its peers in one process; comes back only to say why not.
-int bench_with_peers(const BenchOptions& options) {
+/// The directory of the command itself.
+fs::path command_directory() {
   std::error_code error;
-  const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
-  const fs::path script = find("compare.py", {here / ".." / FA3_INSTALL_DATADIR / "fa3" / "compare.py",
-                                              here / ".." / ".." / ".." / "bench" / "compare.py", "bench/compare.py"});
+  return fs::read_symlink("/proc/self/exe", error).parent_path();
+}
+
+/// A script of bench/: of an installed command, else of the source tree.
+std::string find_script(const std::string& name) {
+  const fs::path here = command_directory();
+  return find(name.c_str(), {here / ".." / FA3_INSTALL_DATADIR / "fa3" / name,
+                             here / ".." / ".." / ".." / "bench" / name, fs::path("bench") / name});
+}
+
+/// Becomes python3 with these arguments; comes back only to say why not.
+[[noreturn]] void become_python(std::vector<std::string> words) {
+  words.insert(words.begin(), "python3");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  std::fflush(stdout);
+  execvp(argv[0], argv.data());
+  throw std::runtime_error(fmt::format("python3 cannot be started: {}", std::strerror(errno)));
+}
+
+/// Draws a result file.
+int bench_plot(const BenchOptions& options) {
+  std::vector<std::string> words = {find_script("plot.py"), options.plot};
+  if (!options.out.empty()) words.insert(words.end(), {"--out", options.out});
+  become_python(words);
+}
+
+/// Times fa3 beside its peers in one process.
+int bench_with_peers(const BenchOptions& options) {
+  const fs::path here = command_directory();
   const fs::path lib = options.lib.empty() ? find("libfa3.so (--lib)", {here / ".." / "src" / "libfa3.so",
                                                                         here / ".." / FA3_INSTALL_LIBDIR / "libfa3.so"})
                                            : fs::path(options.lib);
-  std::vector<std::string> words = {"python3", script.string(), "--lib", lib.string(), "--mode", options.mode};
+  std::vector<std::string> words = {find_script("compare.py"), "--lib", lib.string(), "--mode", options.mode};
   const auto add = [&](const char* name, const std::string& value) {
     if (!value.empty()) words.insert(words.end(), {name, value});
   };
@@ -190,12 +218,7 @@ int bench_with_peers(const BenchOptions& options) {
   add("--sm-margin", number(options.sm_margin.value_or(0)));
   if (options.causal) words.push_back("--causal");
   if (options.full) words.push_back("--full");
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  std::fflush(stdout);
-  execvp(argv[0], argv.data());
-  throw std::runtime_error(fmt::format("python3 cannot be started: {}", std::strerror(errno)));
+  become_python(words);
 }
 
 }  // namespace
@@ -233,15 +256,28 @@ void add_bench(CLI::App& app, Action& action) {
   command->add_option("--device", options->device, "auto (the GPU if there is a usable one), cuda, or cpu")
       ->option_text("DEVICE")
       ->check(CLI::IsMember({"auto", "cuda", "cpu"}));
-  command->add_option("--out", options->out, "A JSON file to write the result to")->option_text("FILE");
+  CLI::Option* out =
+      command
+          ->add_option("--out", options->out,
+                       "A JSON file to write the result to; with --plot the folder for the pictures, default: here")
+          ->option_text("PATH");
   CLI::Option* peers =
       command->add_flag("--peers", options->peers, "Beside PyTorch's attention (needs Python and PyTorch)");
   command
       ->add_option("--lib", options->lib, "With --peers: the shared library; default: the one built with this command")
       ->option_text("FILE")
       ->needs(peers);
+  CLI::Option* plot =
+      command->add_option("--plot", options->plot, "Time nothing, draw a result file as SVG and PNG (needs Matplotlib)")
+          ->option_text("FILE");
+  for (CLI::Option* other : command->get_options())
+    if (other != plot && other != out && other != command->get_help_ptr()) plot->excludes(other);
   command->callback([&action, options] {
-    action = [options] { return options->peers ? bench_with_peers(*options) : bench(*options); };
+    action = [options] {
+      return !options->plot.empty() ? bench_plot(*options)
+             : options->peers       ? bench_with_peers(*options)
+                                    : bench(*options);
+    };
   });
 }
 

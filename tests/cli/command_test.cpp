@@ -131,11 +131,26 @@ TEST_F(Command, TraceShowsTheOverlapOfSoftmaxAndGemms) {
 }
 
 TEST_F(Command, RefusesBadUsage) {
-  for (const char* arguments :
-       {"", "nonsense", "run", "run --out o.npy", "run --nonsense", "check --device gpu", "bench --d 0",
-        "bench --mode quick", "bench --sm-margin -1", "run --out o.npy --sm-margin x",
-        "check --device sim --sm-margin 2", "bench --causal --full", "bench --lib x.so", "info extra",
-        "trace --row nonsense", "trace --seqlen 0", "trace --window 5 5", "trace --out /nonexistent/t.json"}) {
+  for (const char* arguments : {"",
+                                "nonsense",
+                                "run",
+                                "run --out o.npy",
+                                "run --nonsense",
+                                "check --device gpu",
+                                "bench --d 0",
+                                "bench --mode quick",
+                                "bench --plot x.json --d 64",
+                                "bench --plot x.json --peers",
+                                "bench --sm-margin -1",
+                                "run --out o.npy --sm-margin x",
+                                "check --device sim --sm-margin 2",
+                                "bench --causal --full",
+                                "bench --lib x.so",
+                                "info extra",
+                                "trace --row nonsense",
+                                "trace --seqlen 0",
+                                "trace --window 5 5",
+                                "trace --out /nonexistent/t.json"}) {
     const Outcome outcome = fa3(arguments);
     EXPECT_EQ(outcome.code, 2) << arguments;
     EXPECT_TRUE(outcome.err.starts_with("fa3: error: ")) << arguments << ": " << outcome.err;
