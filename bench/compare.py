@@ -431,7 +431,7 @@ def result(measurements: Measurements, planned: list[Cell], fa3: Fa3, args: argp
                 "tflops": tflops.pop("fa3"),
                 "peers": dict(sorted(tflops.items())),
             }
-            | ({"sm_margin": args.sm_margin} if args.sm_margin else {})
+            | ({"sm_margin": args.sm_margin} if args.sm_margin and args.device == "cuda" else {})
         )
     return {
         "device": device_name(args.device),

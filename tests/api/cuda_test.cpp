@@ -1,6 +1,7 @@
 // The cuda device: the words where there is none, and the refusals that need one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <thread>
@@ -12,6 +13,7 @@
 #include "problem_data.hpp"
 
 #ifdef FA3_WITH_CUDA
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #endif
 
@@ -211,6 +213,39 @@ TEST_F(CudaDevice, ThreadsDoNotDisturbEachOther) {
   for (int i = 0; i < threads; ++i) EXPECT_EQ(bits(i), bits(threads)) << "thread " << i;
 }
 
+/// CTAs of the kernel a call launches, from what a stream captures. Why the driver's function: the runtime linked into
+/// this program does not know the kernels of the one in the library.
+int ctas_of(const fa3_forward_params& params, void* workspace, std::size_t bytes) {
+  void* get_params = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  EXPECT_EQ(
+      cudaGetDriverEntryPointByVersion("cuGraphKernelNodeGetParams", &get_params, 12000, cudaEnableDefault, &found),
+      cudaSuccess);
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  EXPECT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  EXPECT_EQ(fa3_forward(&params, workspace, bytes, stream), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  std::size_t count = 0;
+  EXPECT_EQ(cudaGraphGetNodes(graph, nullptr, &count), cudaSuccess);
+  std::vector<cudaGraphNode_t> nodes(count);
+  EXPECT_EQ(cudaGraphGetNodes(graph, nodes.data(), &count), cudaSuccess);
+  int ctas = 0;
+  for (cudaGraphNode_t node : nodes) {
+    cudaGraphNodeType type;
+    EXPECT_EQ(cudaGraphNodeGetType(node, &type), cudaSuccess);
+    if (type != cudaGraphNodeTypeKernel) continue;
+    CUDA_KERNEL_NODE_PARAMS kernel{};
+    EXPECT_EQ(reinterpret_cast<CUresult (*)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS*)>(get_params)(node, &kernel),
+              CUDA_SUCCESS);
+    ctas += int(kernel.gridDimX);
+  }
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  return ctas;
+}
+
 // Eight tiles on eight SMs, on three, and on one.
 TEST_F(CudaDevice, SmMarginChangesNoBitAndLeavesAtLeastOneSm) {
   ProblemData data;
@@ -237,6 +272,7 @@ TEST_F(CudaDevice, SmMarginChangesNoBitAndLeavesAtLeastOneSm) {
     data.params.sm_margin = margin;
     ASSERT_EQ(fa3_forward(&data.params, workspace, bytes, nullptr), FA3_OK) << fa3_last_error();
     EXPECT_FALSE(gpu.outputs_untouched());  // copies them back
+    EXPECT_EQ(ctas_of(data.params, workspace, bytes), std::min(8, sm_count - margin));
     if (margin == 0) o = data.o, lse = data.lse;
     EXPECT_EQ(data.o, o) << "margin " << margin;
     EXPECT_EQ(data.lse, lse) << "margin " << margin;
