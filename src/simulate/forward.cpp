@@ -6,11 +6,10 @@
 #include <new>
 #include <utility>
 
-#include "api/checks.hpp"
-#include "error.hpp"
 #include "hopper/sim/tensor_map.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/plan.hpp"
+#include "simulate/on_simulator.hpp"
 #include "simulate/row.hpp"
 
 namespace fa3::simulator {
@@ -70,18 +69,11 @@ ForwardRun forward(const ForwardProblem& problem, const Options& options, int ro
 }
 
 Status forward_as_device(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
-                         const std::optional<RowTensor>& lse, const ForwardOptions& options, Workspace, fa3_stream) {
-  fa3_forward_params params;
-  if (Status s = fa3::detail::forward_params(q, k, v, o, lse, options, params); !s) return s;
-  params.device = FA3_DEVICE_CUDA;  // what the simulator stands for: the same types and layouts
-  try {
-    forward(api::check_forward(&params), Options{});
-    return Status();
-  } catch (const Error& error) {
-    return Status(error.code, error.what());
-  } catch (const Failure& failure) {
-    return Status(FA3_INTERNAL, failure.what());
-  }
+                         const std::optional<RowTensor>& lse, const ForwardOptions& options, Workspace workspace,
+                         fa3_stream stream) {
+  static const ForwardFunction device =
+      on_simulator([](const ForwardProblem& problem) { forward(problem, Options{}); });
+  return device(q, k, v, o, lse, options, workspace, stream);
 }
 
 double estimate_seconds(const ForwardProblem& problem) {

@@ -6,8 +6,9 @@
 #include <memory>
 #include <string>
 
-#include "on_simulator.hpp"
+#include "check/run.hpp"
 #include "one_cta.hpp"
+#include "simulate/on_simulator.hpp"
 
 namespace {
 
@@ -71,7 +72,7 @@ int main(int argc, char** argv) {
     for (int seed = 1; seed <= seeds && verdict.passed; ++seed) {
       const simulator::Options options{completion, std::uint64_t(seed), false};
       verdict =
-          check::run_case(case_named(argv[1]), Device::cpu, test::on_simulator([&](const ForwardProblem& problem) {
+          check::run_case(case_named(argv[1]), Device::cpu, simulator::on_simulator([&](const ForwardProblem& problem) {
                             test::run_one_cta<config>(problem, FA3_MUTANT_ROW, options);
                           }));
     }

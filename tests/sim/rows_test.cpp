@@ -6,9 +6,10 @@
 #include <limits>
 
 #include "check/case.hpp"
+#include "check/run.hpp"
 #include "kernels/configs.hpp"
-#include "on_simulator.hpp"
 #include "simulate/forward.hpp"
+#include "simulate/on_simulator.hpp"
 
 namespace fa3 {
 namespace {
@@ -143,7 +144,7 @@ void run(int row, check::Case c, int random_seeds) {
     simulator::forward(problem, options, row, 1 + runs % 3);
     ++runs;
   };
-  const check::Verdict verdict = check::run_case(c, Device::cpu, test::on_simulator(simulate));
+  const check::Verdict verdict = check::run_case(c, Device::cpu, simulator::on_simulator(simulate));
   EXPECT_TRUE(verdict.passed) << c.name << ", run " << runs << ": " << verdict.message;
   EXPECT_EQ(runs, c.repeats);
 }
@@ -167,7 +168,7 @@ TEST(SmMargin, ChangesTheNumberOfCtasAndNoBit) {
     EXPECT_EQ(simulator::forward(problem, {}, row, sm_count).ctas, sm_count - margin);
     ++margin;
   };
-  const check::Verdict verdict = check::run_case(c, Device::cpu, test::on_simulator(simulate));
+  const check::Verdict verdict = check::run_case(c, Device::cpu, simulator::on_simulator(simulate));
   EXPECT_TRUE(verdict.passed) << verdict.message;
   EXPECT_EQ(margin, sm_count);
 }
