@@ -6,6 +6,7 @@ cd "$(dirname "$0")"
 . tools/setup.sh
 
 ensure_packages "$build_needs $test_needs"
+ensure_matplotlib .venv
 if find_nvcc; then
   preset=gpu
   ensure_disassembler .venv

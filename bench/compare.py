@@ -66,7 +66,7 @@ class TensorParam(ctypes.Structure):
 
 
 class ForwardParams(ctypes.Structure):
-    """fa3_forward_params of include/fa3/fa3.h. The library refuses a struct_size that is not its own."""
+    """fa3_forward_params of include/fa3/fa3.h, in its current size."""
 
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
@@ -88,6 +88,8 @@ class ForwardParams(ctypes.Structure):
         ("lse_stride", ctypes.c_int64 * 3),
         ("softmax_scale", ctypes.c_float),
         ("softmax_scale_set", ctypes.c_int32),
+        ("sm_margin", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 
@@ -98,7 +100,7 @@ class Fa3:
     DEVICES = {"cuda": 1, "cpu": 2}
     DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 4}
 
-    def __init__(self, path: pathlib.Path, device: str):
+    def __init__(self, path: pathlib.Path, device: str, sm_margin: int):
         try:
             self._library = ctypes.CDLL(str(path))
         except OSError as error:
@@ -106,19 +108,43 @@ class Fa3:
         params, size = ctypes.POINTER(ForwardParams), ctypes.c_size_t
         self._library.fa3_device_available.argtypes = [ctypes.c_int32]
         self._library.fa3_forward_workspace_size.argtypes = [params, ctypes.POINTER(size)]
+        self._library.fa3_forward_kernel.argtypes = [params, ctypes.POINTER(ctypes.c_char_p)]
         self._library.fa3_forward.argtypes = [params, ctypes.c_void_p, size, ctypes.c_void_p]
         self._library.fa3_last_error.restype = ctypes.c_char_p
         self._library.fa3_source_hash.restype = ctypes.c_char_p
         self._device = device
+        self._sm_margin = sm_margin
         self._require(self._library.fa3_device_available(self.DEVICES[device]))
 
     @property
     def source_hash(self) -> str:
         return self._library.fa3_source_hash().decode()
 
-    def prepare(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, causal: bool) -> Call:
-        """A call of fa3_forward on the current stream, over tensors [batch, seqlen, heads, d] that must outlive it."""
-        params = ForwardParams(
+    def kernel(self, inputs: Inputs, causal: bool) -> str:
+        """Name of the kernel that fa3_forward runs."""
+        name = ctypes.c_char_p()
+        params = self._params(inputs, causal)
+        self._require(self._library.fa3_forward_kernel(ctypes.byref(params), ctypes.byref(name)))
+        return name.value.decode()
+
+    def prepare(self, inputs: Inputs, causal: bool) -> Call:
+        """A call of fa3_forward on the current stream; `inputs` must outlive it."""
+        params = self._params(inputs, causal)
+        size = ctypes.c_size_t()
+        self._require(self._library.fa3_forward_workspace_size(ctypes.byref(params), ctypes.byref(size)))
+        workspace = torch.empty(size.value, dtype=torch.uint8, device=self._device)
+        pointer = workspace.data_ptr() or None
+        stream = torch.cuda.current_stream().cuda_stream if self._device == "cuda" else None
+        forward, reference = self._library.fa3_forward, ctypes.byref(params)
+
+        def call(_workspace: torch.Tensor = workspace) -> None:  # holds the workspace as long as the call
+            self._require(forward(reference, pointer, size, stream))
+
+        return call
+
+    def _params(self, inputs: Inputs, causal: bool) -> ForwardParams:
+        q, k, v, o = inputs.q, inputs.k, inputs.v, inputs.o
+        return ForwardParams(
             struct_size=ctypes.sizeof(ForwardParams),
             api_version=self.API_VERSION,
             device=self.DEVICES[self._device],
@@ -134,18 +160,8 @@ class Fa3:
             k=self._tensor(k),
             v=self._tensor(v),
             o=self._tensor(o),
+            sm_margin=self._sm_margin,
         )
-        size = ctypes.c_size_t()
-        self._require(self._library.fa3_forward_workspace_size(ctypes.byref(params), ctypes.byref(size)))
-        workspace = torch.empty(size.value, dtype=torch.uint8, device=self._device)
-        pointer = workspace.data_ptr() or None
-        stream = torch.cuda.current_stream().cuda_stream if self._device == "cuda" else None
-        forward, reference = self._library.fa3_forward, ctypes.byref(params)
-
-        def call(_workspace: torch.Tensor = workspace) -> None:  # holds the workspace as long as the call
-            self._require(forward(reference, pointer, size, stream))
-
-        return call
 
     def _tensor(self, x: torch.Tensor) -> TensorParam:
         return TensorParam(data=x.data_ptr(), dtype=self.DTYPES[x.dtype], stride=(ctypes.c_int64 * 4)(*x.stride()))
@@ -330,8 +346,10 @@ def seconds_per_call(calls: list[Callable], device: str, budget_s: float) -> flo
     return statistics.median(samples(turn, batch, max(5, round(budget_s / (batch * estimate)))))
 
 
-def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> dict[str, float]:
-    """Seconds per call of fa3 and of each peer that supports the cell, timed in random order on fresh data."""
+def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> tuple[str, dict[str, float]]:
+    """The name of fa3's kernel, and seconds per call of fa3 and of each peer that supports the cell, timed in random order
+    on fresh data.
+    """
     inputs = make_inputs(cell, device)
     implementations: dict[str, tuple[list[Callable], contextlib.AbstractContextManager]] = {}
     for peer in PEERS[device]:
@@ -339,7 +357,7 @@ def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> dict[str
             implementations[peer.name] = (calls, sdpa_kernel(peer.backend))
     if not implementations:
         raise BenchError(f"{cell}: no peer supports it, so there is nothing to check and compare fa3 with")
-    fa3_calls = [fa3.prepare(x.q, x.k, x.v, x.o, cell.causal) for x in inputs]
+    fa3_calls = [fa3.prepare(x, cell.causal) for x in inputs]
     judge = next(peer for peer in PEERS[device] if peer.name in implementations)
     with sdpa_kernel(judge.backend):
         check(cell, inputs, fa3_calls, implementations[judge.name][0])
@@ -350,7 +368,7 @@ def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> dict[str
         calls, context = implementations[name]
         with context:
             seconds[name] = seconds_per_call(calls, device, BUDGET_S[cell.mode])
-    return seconds
+    return fa3.kernel(inputs[0], cell.causal), seconds
 
 
 def measure_ceilings(device: str) -> dict[str, float]:
@@ -369,11 +387,12 @@ def measure_ceilings(device: str) -> dict[str, float]:
 
 @dataclasses.dataclass
 class Measurements:
-    """What each round measured: seconds by cell and implementation, and the ceilings."""
+    """What each round measured: seconds by cell and implementation, and the ceilings; and which kernel fa3 took."""
 
     seconds: dict[Cell, dict[str, list[float]]] = dataclasses.field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
     )
+    kernels: dict[Cell, str] = dataclasses.field(default_factory=dict)
     ceilings: dict[str, list[float]] = dataclasses.field(default_factory=lambda: defaultdict(list))
 
     def ceiling(self, name: str) -> float:
@@ -411,10 +430,11 @@ def result(measurements: Measurements, planned: list[Cell], fa3: Fa3, args: argp
             {
                 "op": "forward",
                 **{key: value for key, value in dataclasses.asdict(cell).items() if key != "d_v" or value != cell.d},
-                "kernel": "",
+                "kernel": measurements.kernels[cell],
                 "tflops": tflops.pop("fa3"),
                 "peers": dict(sorted(tflops.items())),
             }
+            | ({"sm_margin": args.sm_margin} if args.sm_margin and args.device == "cuda" else {})
         )
     return {
         "device": device_name(args.device),
@@ -495,7 +515,8 @@ def run_rounds(
         for cell in order.sample(planned, len(planned)):
             if args.budget_s is not None and time.monotonic() - started >= args.budget_s:
                 break
-            for name, seconds in measure(cell, fa3, args.device, order).items():
+            measurements.kernels[cell], timed = measure(cell, fa3, args.device, order)
+            for name, seconds in timed.items():
                 measurements.seconds[cell][name].append(seconds)
             done += 1
         save(measurements)
@@ -514,6 +535,13 @@ def positive_int(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not allowed: it must be at least 1")
+    return value
+
+
+def not_negative_int(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not allowed: it must not be negative")
     return value
 
 
@@ -545,6 +573,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help="short (default): 0.12 s per implementation and cell; long: 2 s, longest seqlen only",
     )
     parser.add_argument("--rounds", type=positive_int, default=3, help="default 3; the median over them is reported")
+    parser.add_argument(
+        "--sm-margin", type=not_negative_int, default=0, metavar="N", help="SMs fa3 leaves free, its peers none (default 0)"
+    )
     parser.add_argument("--budget-s", type=float, metavar="S", help="start no cell after this many seconds")
     parser.add_argument("--seed", type=int, default=0, help="of the data and the order (default 0)")
     parser.add_argument("--compiler", help="what built the library, for the record; default: the nvcc found here")
@@ -564,7 +595,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.device == "cuda" and not torch.cuda.is_available():
             raise BenchError("PyTorch finds no GPU here; --device cpu times the CPU backend")
         build = "gpu" if args.device == "cuda" else "cpu"
-        fa3 = Fa3(args.lib or ROOT / "build" / build / "src" / "libfa3.so", args.device)
+        fa3 = Fa3(args.lib or ROOT / "build" / build / "src" / "libfa3.so", args.device, args.sm_margin)
         path = args.out or default_path(fa3, args.device)
         require_writable(path)
         planned = cells(args)

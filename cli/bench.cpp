@@ -12,6 +12,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 
 #include "check/device.hpp"
@@ -31,7 +32,8 @@ struct BenchOptions {
   std::vector<std::string> dtype;
   int64_t d_v = 0, batch = 0, heads = 0, kv_heads = 0;  // 0: d, or from the grid
   bool causal = false, full = false, peers = false;
-  std::string mode = "short", device = "auto", out, lib;
+  std::optional<int> sm_margin;
+  std::string mode = "short", device = "auto", out, lib, plot;
 };
 
 struct Cell {
@@ -83,7 +85,12 @@ check::Buffer normal_tensor(Device device, fa3_dtype dtype, int64_t elements, st
   });
 }
 
-double time_cell(const Cell& c, Device device, double budget_seconds) {
+struct Timed {
+  std::string kernel;
+  double seconds;
+};
+
+Timed time_cell(const Cell& c, Device device, int sm_margin, double budget_seconds) {
   std::mt19937_64 random(1);
   const auto shape = [&](int64_t heads, int64_t d) { return std::array<int64_t, 4>{c.batch, c.seqlen, heads, d}; };
   const auto elements = [&](int64_t heads, int64_t d) { return c.batch * c.seqlen * heads * d; };
@@ -96,18 +103,15 @@ double time_cell(const Cell& c, Device device, double budget_seconds) {
       k(k_memory.data(), shape(c.kv_heads, c.d), type, device),
       v(v_memory.data(), shape(c.kv_heads, c.d_v), type, device);
   const Tensor o(o_memory.data(), shape(c.heads, c.d_v), type, device);
-  const ForwardOptions options{c.causal, {}};
+  const ForwardOptions options{c.causal, {}, sm_margin};
   std::size_t bytes = 0;
   if (const Status s = forward_workspace_size(q, k, v, o, {}, options, bytes); !s) throw Error(s.code(), s.message());
   const check::Buffer workspace(device, bytes);
   const Progress progress("timing");
-  return check::time_work(
-             device,
-             [&](fa3_stream stream) {
-               return forward(q, k, v, o, {}, options, Workspace{workspace.data(), workspace.bytes()}, stream);
-             },
-             budget_seconds)
-      .seconds;
+  const auto work = [&](fa3_stream stream) {
+    return forward(q, k, v, o, {}, options, Workspace{workspace.data(), workspace.bytes()}, stream);
+  };
+  return {kernel_name({device}, q, k, v, o, {}, options), check::time_work(device, work, budget_seconds).seconds};
 }
 
 int bench(const BenchOptions& options) {
@@ -120,13 +124,13 @@ int bench(const BenchOptions& options) {
       {"compiler", FA3_COMPILER},
       {"ceilings", nlohmann::json::object()},
       {"rows", nlohmann::json::array()}};
-  fmt::print("{}\n{:<6} {:>4} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<13} {:>10} {:>9}\n", device_text({device}),
+  fmt::print("{}\n{:<6} {:>4} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<17} {:>10} {:>9}\n", device_text({device}),
              "dtype", "d", "d_v", "mask", "seqlen", "batch", "heads", "kv_heads", "kernel", "ms", "TFLOP/s");
   for (const Cell& c : cells_of(options, device)) {
-    const double seconds = time_cell(c, device, options.mode == "long" ? 2.0 : 0.12),
-                 tflops = c.flops() / seconds * 1e-12;
-    const std::string kernel = kernel_name({device}, c.dtype, c.d, c.d_v);
-    fmt::print("{:<6} {:>4} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<13} {:>10.3f} {:>9.4g}\n", dtype_name(c.dtype), c.d,
+    const int sm_margin = device == Device::cuda ? options.sm_margin.value_or(0) : 0;
+    const auto [kernel, seconds] = time_cell(c, device, sm_margin, options.mode == "long" ? 2.0 : 0.12);
+    const double tflops = c.flops() / seconds * 1e-12;
+    fmt::print("{:<6} {:>4} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<17} {:>10.3f} {:>9.4g}\n", dtype_name(c.dtype), c.d,
                c.d_v, c.causal ? "causal" : "full", c.seqlen, c.batch, c.heads, c.kv_heads, kernel, seconds * 1e3,
                tflops);
     std::fflush(stdout);
@@ -143,6 +147,7 @@ int bench(const BenchOptions& options) {
                               {"tflops", tflops},
                               {"peers", nlohmann::json::object()}});
     if (c.d_v != c.d) result["rows"].back()["d_v"] = c.d_v;
+    if (sm_margin != 0) result["rows"].back()["sm_margin"] = sm_margin;
   }
   if (options.out.empty()) return exit_ok;
   std::ofstream file(options.out);
@@ -163,16 +168,44 @@ fs::path find(const char* what, const std::vector<fs::path>& candidates) {
   throw UsageError(fmt::format("{} was not found; looked for {}", what, tried));
 }
 
-/// Becomes the script that times fa3 beside its peers in one process; comes back only to say why not.
-int bench_with_peers(const BenchOptions& options) {
+/// The directory of the command itself.
+fs::path command_directory() {
   std::error_code error;
-  const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
-  const fs::path script = find("compare.py", {here / ".." / FA3_INSTALL_DATADIR / "fa3" / "compare.py",
-                                              here / ".." / ".." / ".." / "bench" / "compare.py", "bench/compare.py"});
+  return fs::read_symlink("/proc/self/exe", error).parent_path();
+}
+
+/// A script of bench/: of an installed command, else of the source tree.
+std::string find_script(const std::string& name) {
+  const fs::path here = command_directory();
+  return find(name.c_str(), {here / ".." / FA3_INSTALL_DATADIR / "fa3" / name,
+                             here / ".." / ".." / ".." / "bench" / name, fs::path("bench") / name});
+}
+
+/// Becomes python3 with these arguments; comes back only to say why not.
+[[noreturn]] void become_python(std::vector<std::string> words) {
+  words.insert(words.begin(), "python3");
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  std::fflush(stdout);
+  execvp(argv[0], argv.data());
+  throw std::runtime_error(fmt::format("python3 cannot be started: {}", std::strerror(errno)));
+}
+
+/// Draws a result file.
+int bench_plot(const BenchOptions& options) {
+  std::vector<std::string> words = {find_script("plot.py"), options.plot};
+  if (!options.out.empty()) words.insert(words.end(), {"--out", options.out});
+  become_python(words);
+}
+
+/// Times fa3 beside its peers in one process.
+int bench_with_peers(const BenchOptions& options) {
+  const fs::path here = command_directory();
   const fs::path lib = options.lib.empty() ? find("libfa3.so (--lib)", {here / ".." / "src" / "libfa3.so",
                                                                         here / ".." / FA3_INSTALL_LIBDIR / "libfa3.so"})
                                            : fs::path(options.lib);
-  std::vector<std::string> words = {"python3", script.string(), "--lib", lib.string(), "--mode", options.mode};
+  std::vector<std::string> words = {find_script("compare.py"), "--lib", lib.string(), "--mode", options.mode};
   const auto add = [&](const char* name, const std::string& value) {
     if (!value.empty()) words.insert(words.end(), {name, value});
   };
@@ -186,14 +219,10 @@ int bench_with_peers(const BenchOptions& options) {
   add("--batch", number(options.batch));
   add("--heads", number(options.heads));
   add("--kv-heads", number(options.kv_heads));
+  add("--sm-margin", number(options.sm_margin.value_or(0)));
   if (options.causal) words.push_back("--causal");
   if (options.full) words.push_back("--full");
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  std::fflush(stdout);
-  execvp(argv[0], argv.data());
-  throw std::runtime_error(fmt::format("python3 cannot be started: {}", std::strerror(errno)));
+  become_python(words);
 }
 
 }  // namespace
@@ -227,21 +256,35 @@ void add_bench(CLI::App& app, Action& action) {
       ->check(CLI::PositiveNumber);
   CLI::Option* causal = command->add_flag("--causal", options->causal, "Only causal");
   command->add_flag("--full", options->full, "Only without a mask")->excludes(causal);
+  add_sm_margin(*command, options->sm_margin, "SMs fa3 leaves free for other work; default 0");
   command->add_option("--mode", options->mode, "short: about 120 ms of repeats per shape; long: 2 s")
       ->option_text("MODE")
       ->check(CLI::IsMember({"short", "long"}));
   command->add_option("--device", options->device, "auto (the GPU if there is a usable one), cuda, or cpu")
       ->option_text("DEVICE")
       ->check(CLI::IsMember({"auto", "cuda", "cpu"}));
-  command->add_option("--out", options->out, "A JSON file to write the result to")->option_text("FILE");
+  CLI::Option* out =
+      command
+          ->add_option("--out", options->out,
+                       "A JSON file to write the result to; with --plot the folder for the pictures, default: here")
+          ->option_text("PATH");
   CLI::Option* peers =
       command->add_flag("--peers", options->peers, "Beside PyTorch's attention (needs Python and PyTorch)");
   command
       ->add_option("--lib", options->lib, "With --peers: the shared library; default: the one built with this command")
       ->option_text("FILE")
       ->needs(peers);
+  CLI::Option* plot =
+      command->add_option("--plot", options->plot, "Time nothing, draw a result file as SVG and PNG (needs Matplotlib)")
+          ->option_text("FILE");
+  for (CLI::Option* other : command->get_options())
+    if (other != plot && other != out && other != command->get_help_ptr()) plot->excludes(other);
   command->callback([&action, options] {
-    action = [options] { return options->peers ? bench_with_peers(*options) : bench(*options); };
+    action = [options] {
+      return !options->plot.empty() ? bench_plot(*options)
+             : options->peers       ? bench_with_peers(*options)
+                                    : bench(*options);
+    };
   });
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <memory>
+#include <optional>
 
 #include "check/case.hpp"
 #include "check/run.hpp"
@@ -15,6 +16,7 @@ namespace {
 
 struct CheckOptions {
   std::string cases, device = "auto";
+  std::optional<int> sm_margin;
 };
 
 double simulated_seconds(const check::Case& c) {
@@ -26,7 +28,8 @@ double simulated_seconds(const check::Case& c) {
 
 bool runs_on(const Target& target, const check::Case& c) {
   if (!check::runs_on(c, static_cast<fa3_device>(target.like()))) return false;
-  return !target.simulated || simulated_seconds(c) < 5;  // the simulator is for small problems
+  // The simulator is for small problems, and its chip is small.
+  return !target.simulated || (simulated_seconds(c) < 5 && c.sm_margin < simulator::usual_sm_count);
 }
 
 std::vector<Target> targets_of(const std::string& name) {
@@ -74,6 +77,12 @@ int check_cases(const CheckOptions& options) {
   const std::vector<Target> targets = targets_of(options.device);
   std::vector<check::Case> cases = check::all_cases();
   std::erase_if(cases, [&](const check::Case& c) { return !check::name_matches(c.name, options.cases); });
+  if (options.sm_margin) {
+    if (options.device == "sim" && *options.sm_margin >= simulator::usual_sm_count)
+      throw UsageError(fmt::format("--sm-margin is {}; it must be below the simulated chip's number of SMs, {}",
+                                   *options.sm_margin, simulator::usual_sm_count));
+    for (check::Case& c : cases) c.sm_margin = *options.sm_margin;
+  }
   if (options.device == "sim") announce_simulation(cases, targets[0]);
   int passed = 0, failed = 0;
   for (const check::Case& c : cases)
@@ -100,6 +109,7 @@ void add_check(CLI::App& app, Action& action) {
                    "slow), or all (cpu and cuda)")
       ->option_text("DEVICE")
       ->check(CLI::IsMember({"auto", "cuda", "cpu", "sim", "all"}));
+  add_sm_margin(*command, options->sm_margin, "SMs each case leaves free, whatever it says itself");
   command->callback([&action, options] { action = [options] { return check_cases(*options); }; });
 }
 

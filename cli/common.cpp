@@ -11,7 +11,6 @@
 #include "cpu/forward.hpp"
 #include "dtype.hpp"
 #include "error.hpp"
-#include "kernels/configs.hpp"
 
 namespace fa3::cli {
 
@@ -35,10 +34,20 @@ std::string device_text(const Target& target) {
                      check::host_threads());
 }
 
-std::string kernel_name(const Target& target, fa3_dtype dtype, std::int64_t d, std::int64_t d_v) {
-  if (target.like() == Device::cpu) return fmt::format("cpu_{}", cpu::simd_name());
-  const int row = kernels::select_forward_row(dtype, d, d_v);
-  return row < 0 ? "" : kernels::forward_rows[row].name;
+std::string kernel_name(const Target& target, ConstTensor q, ConstTensor k, ConstTensor v, Tensor o,
+                        std::optional<RowTensor> lse, const ForwardOptions& options) {
+  // The question is about the arguments alone: for the simulator they stand for a GPU's.
+  q.device = k.device = v.device = o.device = target.like();
+  if (lse) lse->device = target.like();
+  const char* name = nullptr;
+  if (const Status s = forward_kernel(q, k, v, o, lse, options, name); !s) throw Error(s.code(), s.message());
+  return name;
+}
+
+void add_sm_margin(CLI::App& command, std::optional<int>& sm_margin, const std::string& text) {
+  command.add_option("--sm-margin", sm_margin, text + "; nothing on the cpu")
+      ->option_text("N")
+      ->check(CLI::NonNegativeNumber);
 }
 
 fa3_dtype parse_dtype(const std::string& name) {

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -54,8 +55,12 @@ Target usable_target(const std::string& name);
 /// "cpu: AMD EPYC, avx2, 2 threads" or "cuda: NVIDIA H200".
 std::string device_text(const Target& target);
 
-/// Name of the kernel that runs these types and sizes there; "" if there is none.
-std::string kernel_name(const Target& target, fa3_dtype dtype, std::int64_t d, std::int64_t d_v);
+/// Name of the kernel that runs this there. Throws Error for what the library refuses.
+std::string kernel_name(const Target& target, ConstTensor q, ConstTensor k, ConstTensor v, Tensor o,
+                        std::optional<RowTensor> lse, const ForwardOptions& options);
+
+/// Adds --sm-margin to a command.
+void add_sm_margin(CLI::App& command, std::optional<int>& sm_margin, const std::string& text);
 
 fa3_dtype parse_dtype(const std::string& name);
 

@@ -29,21 +29,32 @@ void print_cuda() {
   fmt::print("  {}\n", available ? "the current device is usable" : "not usable: " + available.message());
 }
 
+/// When dispatch takes a row, in the order full, causal.
+std::string condition(const kernels::ForwardRow& row) {
+  const auto from = [](int seqlen) {
+    return seqlen == kernels::always ? "always" : seqlen == kernels::never ? "never" : fmt::format(">= {}", seqlen);
+  };
+  return row.full_from == row.causal_from ? from(row.full_from)
+                                          : fmt::format("{}, causal {}", from(row.full_from), from(row.causal_from));
+}
+
 void print_kernels() {
   fmt::print(
       "kernels (forward; other head dims up to the row's are padded with zeros; causal, GQA and any strides in every "
-      "row):\n"
-      "  {:<14} {:<5} {:>4} {:>4} {:>7} {:>8} {:>7} {:>10} {:>8} {:>20} {:>8} {}\n",
-      "name", "dtype", "d", "d_v", "tile_q", "tile_kv", "stages", "q_buffers", "threads", "registers prod/cons",
-      "shared", "turns");
-  for (const auto& [name, config] : kernels::forward_rows)
-    fmt::print("  {:<14} {:<5} {:>4} {:>4} {:>7} {:>8} {:>7} {:>10} {:>8} {:>20} {:>4} KiB {}\n", name,
+      "row; of rows of the same head dims the last one whose sequence length holds):\n"
+      "  {:<17} {:<5} {:>4} {:>4} {:>7} {:>8} {:>7} {:>10} {:>8} {:>8} {:>20} {:>8} {:<13} {}\n",
+      "name", "dtype", "d", "d_v", "tile_q", "tile_kv", "stages", "q_buffers", "cluster", "threads",
+      "registers prod/cons", "shared", "turns", "sequences");
+  for (const kernels::ForwardRow& row : kernels::forward_rows) {
+    const kernels::ForwardConfig& config = row.config;
+    fmt::print("  {:<17} {:<5} {:>4} {:>4} {:>7} {:>8} {:>7} {:>10} {:>8} {:>8} {:>20} {:>4} KiB {:<13} {}\n", row.name,
                config.element == hopper::Element::f16 ? "f16" : "bf16", config.d, config.d_v, config.tile_q,
-               config.tile_kv, config.stages, config.q_buffers, config.threads(),
+               config.tile_kv, config.stages, config.q_buffers, config.cluster, config.threads(),
                fmt::format("{}/{}", config.producer_registers(), config.consumer_registers()),
                kernels::shared_tile_bytes(config) / 1024,
-               config.turns == attention::Turns::gemm ? "ping-pong" : "free-running");
-  fmt::print("  {:<14} f16, bf16, f32, d and d_v up to 256\n", kernel_name({Device::cpu}, FA3_F32, 8, 8));
+               config.turns == attention::Turns::gemm ? "ping-pong" : "free-running", condition(row));
+  }
+  fmt::print("  {:<17} f16, bf16, f32, d and d_v up to 256\n", cpu::kernel_name());
 }
 
 int info() {

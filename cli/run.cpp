@@ -27,6 +27,7 @@ struct RunOptions {
   std::string npz, q, k, v, out, lse, expected, dtype, device = "auto";
   bool causal = false;
   std::optional<float> scale;
+  std::optional<int> sm_margin;
 };
 
 constexpr const char* names[] = {"q", "k", "v"};
@@ -136,7 +137,7 @@ int run(const RunOptions& options) {
   }
   const Shape o_shape{shapes[0][0], shapes[0][1], shapes[0][2], shapes[2][3]};
   const Dtype type = static_cast<Dtype>(dtype);
-  const ForwardOptions forward_options{options.causal, options.scale};
+  const ForwardOptions forward_options{options.causal, options.scale, options.sm_margin.value_or(0)};
   const auto forward_on_target = target.simulated ? simulator::forward_as_device : fa3::forward;
   const auto view = [&](std::size_t i, const void* data) {
     return ConstTensor(data, shapes[i], strides_of(shapes[i]), type, device);
@@ -178,7 +179,8 @@ int run(const RunOptions& options) {
   std::size_t workspace_bytes = 0;
   require(forward_workspace_size(q, k, v, o_view, lse_view, forward_options, workspace_bytes));
   const check::Buffer workspace(device, workspace_bytes);
-  fmt::print("device: {}\nkernel: {}\n", device_text(target), kernel_name(target, dtype, problem.d, problem.d_v));
+  fmt::print("device: {}\nkernel: {}\n", device_text(target),
+             kernel_name(target, q, k, v, o_view, lse_view, forward_options));
   if (target.simulated) fmt::print("this will take about {:.0f} s\n", std::ceil(simulator::estimate_seconds(problem)));
   std::fflush(stdout);
   check::Timing timing;
@@ -274,6 +276,7 @@ void add_run(CLI::App& app, Action& action) {
           "auto (the GPU if there is a usable one), cuda, cpu, or sim (the GPU's kernels on the simulator: slow)")
       ->option_text("DEVICE")
       ->check(CLI::IsMember({"auto", "cuda", "cpu", "sim"}));
+  add_sm_margin(*command, options->sm_margin, "SMs the kernel leaves free for other work; default 0");
   command->callback([&action, options] { action = [options] { return run(*options); }; });
 }
 

@@ -27,6 +27,7 @@ struct ForwardProblem {
   std::array<std::int64_t, 3> lse_stride{};  // batch, head, row
   float softmax_scale = 0;
   bool causal = false;
+  int sm_margin = 0;  // SMs the forward kernel leaves free
 
   /// Query heads that share one key/value head.
   std::int64_t group() const { return kv_heads == 0 ? 1 : heads / kv_heads; }

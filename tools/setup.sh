@@ -68,6 +68,25 @@ find_hopper() {
   [ -n "$gpus" ] && echo "${gpus%%$'\n'*}"
 }
 
+# pip_install DIRECTORY PACKAGE..: into the virtual environment DIRECTORY, which it makes where there is none.
+pip_install() {
+  if ! python3 -c 'import ensurepip' 2>/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends python3-venv
+  fi
+  python3 -m venv "$1" && "$1/bin/pip" install -q "${@:2}"
+}
+
+# ensure_matplotlib DIRECTORY: for the tests of bench/plot.py, in the virtual environment DIRECTORY where python3 has none.
+# Without it (no network, say) they are skipped.
+ensure_matplotlib() {
+  local python
+  for python in python3 "$1/bin/python3"; do
+    "$python" -c 'import matplotlib' 2>/dev/null && return
+  done
+  echo "installing Matplotlib into $1 for the tests of bench/plot.py"
+  pip_install "$1" 'matplotlib>=3.6' || echo "that failed: these tests will be skipped"
+}
+
 # ensure_disassembler DIRECTORY: cuobjdump (and nvdisasm, which it calls) for the SASS audit, in the virtual environment
 # DIRECTORY where nothing else has them. Without them (no network, say) that one test is skipped.
 ensure_disassembler() {
@@ -77,9 +96,6 @@ ensure_disassembler() {
     [ -x "$bin/cuobjdump" ] && [ -x "$bin/nvdisasm" ] && return
   done
   echo "installing cuobjdump and nvdisasm into $1 for the SASS audit"
-  if ! python3 -c 'import ensurepip' 2>/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends python3-venv
-  fi
-  python3 -m venv "$1" && "$1/bin/pip" install -q nvidia-cuda-cuobjdump==13.2.78 nvidia-cuda-nvdisasm==13.2.78 ||
+  pip_install "$1" nvidia-cuda-cuobjdump==13.2.78 nvidia-cuda-nvdisasm==13.2.78 ||
     echo "that failed: the SASS audit will be skipped"
 }

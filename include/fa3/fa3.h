@@ -16,7 +16,9 @@
 #define FA3_VERSION_MINOR 1
 #define FA3_VERSION_PATCH 0
 
-/* Version of the parameter structs. They only ever grow at the end. */
+/* Version of the parameter structs: another one if a field that is there changes. New fields come at the end, where 0
+ * stands for what was done before there was the field; struct_size says which of them the caller knows. So a program
+ * runs with a later library as it is. A library refuses a struct larger than its own. */
 #define FA3_API_VERSION 1u
 
 #if defined(_WIN32)
@@ -65,7 +67,8 @@ typedef struct fa3_tensor {
   int64_t stride[4];
 } fa3_tensor;
 
-/* Zero-initialise, then set struct_size = sizeof(fa3_forward_params) and api_version = FA3_API_VERSION. */
+/* Zero-initialise, then set struct_size = sizeof(fa3_forward_params) and api_version = FA3_API_VERSION. A struct_size
+ * that ends before sm_margin, as the first release had it, is taken, too. */
 typedef struct fa3_forward_params {
   uint32_t struct_size;
   uint32_t api_version;
@@ -90,6 +93,11 @@ typedef struct fa3_forward_params {
 
   float softmax_scale;       /* at most 2^64 in size; used only if softmax_scale_set, 0 and negative values included */
   int32_t softmax_scale_set; /* 0: softmax_scale is 1 / sqrt(d) */
+
+  int32_t sm_margin; /* >= 0, below the device's number of SMs: the forward kernel leaves so many SMs to others, such as
+                        kernels that communicate at the same time. Changes no bit of the result. The copies of layouts
+                        that TMA cannot read use all SMs. Ignored on cpu */
+  int32_t reserved;  /* 0 */
 } fa3_forward_params;
 
 /* Optional warm-up for CUDA device number `cuda_device`: loads the kernels and sets their attributes, so that nothing
@@ -101,8 +109,13 @@ FA3_API fa3_status fa3_init(int cuda_device);
 FA3_API fa3_status fa3_device_available(int32_t device);
 
 /* FA3_OK if fa3_forward would accept `params`; otherwise the status, with the reason in fa3_last_error(). Pure host:
- * touches no GPU and does not read through the data pointers. */
+ * touches no GPU, so it does not know the number of SMs that sm_margin must be below, and does not read through the
+ * data pointers. */
 FA3_API fa3_status fa3_forward_supported(const fa3_forward_params* params);
+
+/* Sets *name to that of the kernel fa3_forward runs for these parameters: on cuda a row of the table of kernels, such
+ * as "f16_d128"; on cpu "cpu_" and the instruction set, such as "cpu_avx2". The string is never freed. Pure host. */
+FA3_API fa3_status fa3_forward_kernel(const fa3_forward_params* params, const char** name);
 
 /* Bytes of workspace fa3_forward needs for exactly these parameters (sizes, strides, alignment of the pointers). Pure
  * host. On the cpu device it is 0. */

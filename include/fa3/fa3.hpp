@@ -33,6 +33,7 @@ class [[nodiscard]] Status {
 struct ForwardOptions {
   bool causal = false;                 ///< bottom-right aligned: row i sees keys j <= i + seqlen_k - seqlen_q
   std::optional<float> softmax_scale;  ///< default 1 / sqrt(d)
+  int sm_margin = 0;                   ///< SMs the kernel leaves to others; ignored on cpu
 };
 
 /// Device memory for intermediate results, 256-byte aligned; not used on the cpu device.
@@ -123,6 +124,7 @@ inline Status forward_params(const ConstTensor& q, const ConstTensor& k, const C
     params.softmax_scale = *options.softmax_scale;
     params.softmax_scale_set = 1;
   }
+  params.sm_margin = options.sm_margin;
   return Status();
 }
 
@@ -143,6 +145,14 @@ inline Status forward_supported(const ConstTensor& q, const ConstTensor& k, cons
   fa3_forward_params params;
   if (Status s = detail::forward_params(q, k, v, o, lse, options, params); !s) return s;
   return Status::of(fa3_forward_supported(&params));
+}
+
+/// Name of the kernel forward() runs for these arguments; pure host. `name` lives as long as the program.
+inline Status forward_kernel(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
+                             const std::optional<RowTensor>& lse, const ForwardOptions& options, const char*& name) {
+  fa3_forward_params params;
+  if (Status s = detail::forward_params(q, k, v, o, lse, options, params); !s) return s;
+  return Status::of(fa3_forward_kernel(&params, &name));
 }
 
 /// O = softmax(scale * Q K^T + mask) V and, if wanted, LSE.

@@ -6,6 +6,7 @@
 #include "api/checks.hpp"
 #include "cpu/forward.hpp"
 #include "fa3/fa3.h"
+#include "kernels/configs.hpp"
 #include "kernels/launch.hpp"
 #include "kernels/plan.hpp"
 #include "source_hash.hpp"
@@ -62,6 +63,15 @@ fa3_status fa3_forward_supported(const fa3_forward_params* params) {
   return guarded([&] {
     const fa3::ForwardProblem problem = fa3::api::check_forward(params);
     if (params->device == FA3_DEVICE_CUDA) fa3::kernels::plan_forward(problem);
+  });
+}
+
+fa3_status fa3_forward_kernel(const fa3_forward_params* params, const char** name) {
+  return guarded([&] {
+    if (name == nullptr) throw fa3::Error(FA3_INVALID_ARGUMENT, "name is null");
+    const fa3::ForwardProblem problem = fa3::api::check_forward(params);
+    *name = params->device == FA3_DEVICE_CUDA ? fa3::kernels::forward_rows[fa3::kernels::plan_forward(problem).row].name
+                                              : fa3::cpu::kernel_name();
   });
 }
 

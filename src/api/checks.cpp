@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <string>
 
 namespace fa3::api {
@@ -12,6 +14,22 @@ using std::string;
 using std::to_string;
 
 [[noreturn]] void invalid(const string& message) { throw Error(FA3_INVALID_ARGUMENT, message); }
+
+/// The caller's parameters with those that its struct does not reach to at 0.
+fa3_forward_params whole_params(const fa3_forward_params* given) {
+  constexpr std::size_t first_size = offsetof(fa3_forward_params, sm_margin);
+  if (given == nullptr) invalid("params is null");
+  if (given->struct_size != sizeof(fa3_forward_params) && given->struct_size != first_size)
+    invalid("params.struct_size is " + to_string(given->struct_size) +
+            "; this library expects sizeof(fa3_forward_params) = " + to_string(sizeof(fa3_forward_params)) + ", or " +
+            to_string(first_size) + " of the first release");
+  if (given->api_version != FA3_API_VERSION)
+    invalid("params.api_version is " + to_string(given->api_version) + "; this library speaks version " +
+            to_string(FA3_API_VERSION));
+  fa3_forward_params whole{};
+  std::memcpy(&whole, given, given->struct_size);
+  return whole;
+}
 
 bool known_dtype(int32_t dtype) { return dtype == FA3_F16 || dtype == FA3_BF16 || dtype == FA3_F32; }
 
@@ -150,14 +168,8 @@ bool bytes_overlap(const ByteBox& a, const ByteBox& b) {
   return reachable(terms, 0, __int128(b.base) - __int128(a.base), budget);
 }
 
-ForwardProblem check_forward(const fa3_forward_params* params) {
-  if (params == nullptr) invalid("params is null");
-  if (params->struct_size != sizeof(fa3_forward_params))
-    invalid("params.struct_size is " + to_string(params->struct_size) +
-            "; this library expects sizeof(fa3_forward_params) = " + to_string(sizeof(fa3_forward_params)));
-  if (params->api_version != FA3_API_VERSION)
-    invalid("params.api_version is " + to_string(params->api_version) + "; this library speaks version " +
-            to_string(FA3_API_VERSION));
+ForwardProblem check_forward(const fa3_forward_params* given) {
+  const fa3_forward_params whole = whole_params(given), *params = &whole;
   if (params->device != FA3_DEVICE_CUDA && params->device != FA3_DEVICE_CPU)
     invalid("device is " + to_string(params->device) + "; it must be FA3_DEVICE_CUDA (1) or FA3_DEVICE_CPU (2)");
   if (params->causal != 0 && params->causal != 1)
@@ -228,6 +240,8 @@ ForwardProblem check_forward(const fa3_forward_params* params) {
     invalid("softmax_scale is " + to_string(p.softmax_scale) + "; it must be finite");
   if (std::abs(p.softmax_scale) > 0x1p64f)
     invalid("softmax_scale is " + to_string(p.softmax_scale) + "; its size must be at most 2^64");
+  p.sm_margin = int(non_negative(params->sm_margin, "sm_margin"));
+  if (params->reserved != 0) invalid("reserved is " + to_string(params->reserved) + "; it must be 0");
   return p;
 }
 

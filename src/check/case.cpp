@@ -132,7 +132,7 @@ Case parse_case(const Json& object) {
       target = value;
     };
   };
-  std::int64_t repeats = 1;
+  std::int64_t repeats = 1, sm_margin = 0;
   // "layout" is for q, k and v, and gives way to "q_layout" and so on wherever in the object it stands.
   if (object.contains("layout")) c.q.layout = c.k.layout = c.v.layout = choice(object["layout"], "layout", layouts);
   read_object(object, "a case",
@@ -147,6 +147,7 @@ Case parse_case(const Json& object) {
                {"d_v", size(d_v, "d_v")},
                {"causal", [&](const Json& x) { c.causal = boolean(x, "causal"); }},
                {"softmax_scale", [&](const Json& x) { c.softmax_scale = float(number(x, "softmax_scale")); }},
+               {"sm_margin", size(sm_margin, "sm_margin")},
                {"layout", [](const Json&) {}},
                {"q_layout", layout(c.q, "q_layout")},
                {"k_layout", layout(c.k, "k_layout")},
@@ -175,6 +176,7 @@ Case parse_case(const Json& object) {
   c.kv_heads = kv_heads.value_or(c.heads);
   c.d_v = d_v.value_or(c.d);
   c.repeats = int(repeats);
+  c.sm_margin = int(sm_margin);
   check_layouts(c);
   return c;
 }

@@ -46,6 +46,7 @@ struct Case {
   fa3_dtype dtype = FA3_F16;
   std::int64_t batch = 1, heads = 1, kv_heads = 1, seqlen_q = 0, seqlen_k = 0, d = 64, d_v = 64;
   bool causal = false;
+  int sm_margin = 0;
   std::optional<float> softmax_scale;
   TensorSpec q, k, v, o;
   LseLayout lse = LseLayout::dense;

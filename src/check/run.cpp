@@ -243,7 +243,7 @@ Verdict run_case(const Case& c, Device device, const ForwardFunction& forward) {
     lse = RowTensor(data(Lse), {c.batch, c.heads, c.seqlen_q}, {p.stride[0], p.stride[1], p.stride[2]}, Dtype::f32,
                     device);
   }
-  const ForwardOptions options{c.causal, c.softmax_scale};
+  const ForwardOptions options{c.causal, c.softmax_scale, c.sm_margin};
 
   Verdict verdict;
   std::size_t workspace_bytes = 0;

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <string>
 #include <vector>
 
 #include "cpu/threads.hpp"
@@ -200,6 +201,11 @@ std::span<const Simd> usable_simds() {
 }
 
 const char* simd_name() { return usable_simds().front().name; }
+
+const char* kernel_name() {
+  static const std::string& name = *new std::string(std::string("cpu_") + simd_name());
+  return name.c_str();
+}
 
 std::size_t scratch_bytes(std::int64_t d, std::int64_t d_v) { return Scratch(d, d_v).bytes(); }
 

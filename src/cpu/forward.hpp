@@ -27,4 +27,7 @@ std::span<const Simd> usable_simds();
 /// Name of the instruction set forward() uses on this machine, for example "avx2".
 const char* simd_name();
 
+/// "cpu_" and that name; never freed.
+const char* kernel_name();
+
 }  // namespace fa3::cpu

@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
@@ -118,13 +117,12 @@ StridedCopy copy_between(const TensorRef& from, const TensorRef& to, const Tenso
   return copy;
 }
 
-/// A persistent grid: as many clusters as fit on the chip, or as there are items.
-void launch_kernel(const ForwardKernel& kernel, attention::ForwardArguments& args, int sm_count, fa3_stream stream) {
+void launch_kernel(const ForwardKernel& kernel, attention::ForwardArguments& args, int ctas, fa3_stream stream) {
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {unsigned(kernel.cluster), 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(kernel.cluster * std::min(args.order.count(), sm_count / kernel.cluster)));
+  config.gridDim = dim3(unsigned(ctas));
   config.blockDim = dim3(unsigned(kernel.threads));
   config.dynamicSmemBytes = std::size_t(kernel.shared_bytes);
   config.stream = stream;
@@ -150,6 +148,7 @@ void launch(const ForwardKernel& kernel, ForwardPlan plan, const ForwardProblem&
   attention::ForwardArguments args =
       forward_arguments(problem, plan, workspace, sm_count, encode_tensor_map);
   args.stamps = stamps;
+  const int ctas = cta_count(args.order.count(), kernel.cluster, sm_count, problem.sm_margin);
   allow_shared_memory(kernel);  // again at every launch: it belongs to the context, of which a device may have several
   const auto copy = [&](const TensorRef& from, const TensorRef& to, const TensorRef& packed) {
     check(cudaError_t(launch_strided_copy(copy_between(from, to, packed), stream)), "launch of strided_copy");
@@ -160,7 +159,7 @@ void launch(const ForwardKernel& kernel, ForwardPlan plan, const ForwardProblem&
   if (plan.k.copied) copy(problem.k, plan.k.tensor, plan.k.tensor);
   if (plan.v.copied) copy(problem.v, plan.v.tensor, plan.v.tensor);
 
-  launch_kernel(kernel, args, sm_count, stream);
+  launch_kernel(kernel, args, ctas, stream);
   if (plan.o.copied) copy(plan.o.tensor, problem.o, plan.o.tensor);
 }
 

@@ -24,7 +24,9 @@ TensorRef packed_like(const char* name, const TensorRef& tensor, std::size_t& by
     if (packed.stride[i] != 0) next *= tensor.shape[i];
     // An input may repeat its elements by overlap, and be far larger dense than it is in memory.
     if (next * bytes_each > __int128(1) << 46)
-      throw Error(FA3_NOT_SUPPORTED, std::string(name) + ": TMA cannot address this layout, and a dense copy would take more than 2^46 bytes");
+      throw Error(
+          FA3_NOT_SUPPORTED,
+          std::string(name) + ": TMA cannot address this layout, and a dense copy would take more than 2^46 bytes");
   }
   bytes = std::size_t(next * bytes_each);
   return packed;
@@ -62,7 +64,9 @@ bool tma_can_address(const TensorRef& tensor) {
 ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
   ForwardPlan plan;
   plan.row = row < 0 ? select_forward_row(problem.dtype, problem.d, problem.d_v,
-                                          std::min(problem.seqlen_q, problem.seqlen_k), problem.causal) : row;
+                                          // The neighbour that a cluster needs may be what is left free.
+                                          problem.sm_margin > 0 ? 0 : std::min(problem.seqlen_q, problem.seqlen_k),
+                                          problem.causal) : row;
   if (plan.row < 0)
     throw Error(FA3_NOT_SUPPORTED, "no kernel for this dtype with d = " + std::to_string(problem.d) +
                                        ", d_v = " + std::to_string(problem.d_v));
@@ -89,6 +93,13 @@ ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
   plan.v = stage("v", problem.v, plan.workspace_bytes);
   plan.o = stage("o", problem.o, plan.workspace_bytes);
   return plan;
+}
+
+int cta_count(int items, int cluster, int sm_count, int sm_margin) {
+  if (sm_margin >= sm_count)
+    throw Error(FA3_INVALID_ARGUMENT, "sm_margin is " + std::to_string(sm_margin) +
+                                          "; it must be below the device's number of SMs, " + std::to_string(sm_count));
+  return cluster * std::min(items, std::max(1, (sm_count - sm_margin) / cluster));
 }
 
 }  // namespace fa3::kernels

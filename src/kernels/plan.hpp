@@ -25,6 +25,11 @@ struct ForwardPlan {
 /// FA3_INVALID_ARGUMENT if `row` does not.
 ForwardPlan plan_forward(const ForwardProblem& problem, int row = -1);
 
+/// CTAs of a launch over `items`, each for a cluster of `cluster` CTAs, on a chip with `sm_count` SMs: one for each SM
+/// that is not left free, as far as there are items, in whole clusters. Throws Error(FA3_INVALID_ARGUMENT) if
+/// `sm_margin` leaves no SM.
+int cta_count(int items, int cluster, int sm_count, int sm_margin);
+
 /// Whether a tensor map can describe the tensor: 16-byte aligned base and strides below 2^40 bytes, no overlap except
 /// repetition (stride 0) over heads or batch.
 bool tma_can_address(const TensorRef& tensor);

@@ -6,11 +6,10 @@
 #include <new>
 #include <utility>
 
-#include "api/checks.hpp"
-#include "error.hpp"
 #include "hopper/sim/tensor_map.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/plan.hpp"
+#include "simulate/on_simulator.hpp"
 #include "simulate/row.hpp"
 
 namespace fa3::simulator {
@@ -45,7 +44,7 @@ struct AlignedDelete {
 
 }  // namespace
 
-ForwardRun forward(const ForwardProblem& problem, const Options& options, int row, int sm_count, int cluster_ctas) {
+ForwardRun forward(const ForwardProblem& problem, const Options& options, int row, int sm_count) {
   ForwardRun run;
   if (problem.o.empty()) return run;
   kernels::ForwardPlan plan = kernels::plan_forward(problem, row);
@@ -58,30 +57,23 @@ ForwardRun forward(const ForwardProblem& problem, const Options& options, int ro
   if (plan.q.copied) copy(problem.q, plan.q.tensor, plan.q.tensor);
   if (plan.k.copied) copy(problem.k, plan.k.tensor, plan.k.tensor);
   if (plan.v.copied) copy(problem.v, plan.v.tensor, plan.v.tensor);
-  const int clusters = std::max(1, std::min(args.order.count(), sm_count) / cluster_ctas);
-  run.ctas = clusters * cluster_ctas;
-  for (int cta = 0; cta < run.ctas; cta += cluster_ctas) {
+  const int cluster = kernels::forward_rows[plan.row].config.cluster;
+  run.ctas = kernels::cta_count(args.order.count(), cluster, sm_count, problem.sm_margin);
+  for (int cta = 0; cta < run.ctas; cta += cluster) {
     Options own = options;
     own.trace = options.trace && cta == 0;
-    runner(plan.row)(args, own, cta, run.ctas, cluster_ctas, run.counters, run.events);
+    runner(plan.row)(args, own, cta, run.ctas, run.counters, run.events);
   }
   if (plan.o.copied) copy(plan.o.tensor, problem.o, plan.o.tensor);
   return run;
 }
 
 Status forward_as_device(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
-                         const std::optional<RowTensor>& lse, const ForwardOptions& options, Workspace, fa3_stream) {
-  fa3_forward_params params;
-  if (Status s = fa3::detail::forward_params(q, k, v, o, lse, options, params); !s) return s;
-  params.device = FA3_DEVICE_CUDA;  // what the simulator stands for: the same types and layouts
-  try {
-    forward(api::check_forward(&params), Options{});
-    return Status();
-  } catch (const Error& error) {
-    return Status(error.code, error.what());
-  } catch (const Failure& failure) {
-    return Status(FA3_INTERNAL, failure.what());
-  }
+                         const std::optional<RowTensor>& lse, const ForwardOptions& options, Workspace workspace,
+                         fa3_stream stream) {
+  static const ForwardFunction device =
+      on_simulator([](const ForwardProblem& problem) { forward(problem, Options{}); });
+  return device(q, k, v, o, lse, options, workspace, stream);
 }
 
 double estimate_seconds(const ForwardProblem& problem) {

@@ -18,15 +18,16 @@ struct ForwardRun {
   int ctas = 0;
 };
 
-/// Runs the row dispatch would take (or `row`, an index of kernels::forward_rows) on a chip with `sm_count` SMs, in
-/// clusters of `cluster_ctas` CTAs, and writes problem.o and problem.lse, which are host memory. The workspace is
-/// poisoned, what TMA cannot address is copied, as on the GPU. Throws fa3::Error for what the GPU would refuse and
-/// Failure for what the kernel did wrong.
-ForwardRun forward(const ForwardProblem& problem, const Options& options, int row = -1, int sm_count = 2,
-                   int cluster_ctas = 1);
+/// SMs of the simulated chip where nothing else is said: more than one, so that CTAs share the tiles.
+inline constexpr int usual_sm_count = 2;
 
-/// fa3::forward with the simulator as its device: views of host memory, arguments checked as for cuda; `workspace` and
-/// `stream` are not used. Lazy completion, two SMs. A Failure of the kernel becomes a status with its message.
+/// Runs the row dispatch would take (or `row`, an index of kernels::forward_rows) on a chip with `sm_count` SMs and
+/// writes problem.o and problem.lse, which are host memory. The workspace is poisoned, what TMA cannot address is
+/// copied, as on the GPU. Throws fa3::Error for what the GPU would refuse and Failure for what the kernel did wrong.
+ForwardRun forward(const ForwardProblem& problem, const Options& options, int row = -1, int sm_count = usual_sm_count);
+
+/// fa3::forward with the table's kernels on the simulator as its device (see on_simulator()); lazy completion,
+/// usual_sm_count SMs.
 Status forward_as_device(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
                          const std::optional<RowTensor>& lse, const ForwardOptions& options, Workspace workspace,
                          fa3_stream stream);

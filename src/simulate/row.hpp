@@ -9,17 +9,17 @@
 
 namespace fa3::simulator {
 
-/// Runs CTA `index` of `count` and the others of its cluster of `ctas`, of which it is the first; adds to `counters`
-/// and, if the options say so, `events`.
+/// Runs CTA `index` of `count` and the others of its cluster, of which it is the first; adds to `counters` and, if the
+/// options say so, `events`.
 using RowRunner = void (*)(const attention::ForwardArguments& args, const Options& options, int index, int count,
-                           int ctas, Counters& counters, std::vector<Event>& events);
+                           Counters& counters, std::vector<Event>& events);
 
 template <attention::ForwardConfig config>
-void run_cluster(const attention::ForwardArguments& args, const Options& options, int index, int count, int ctas,
+void run_cluster(const attention::ForwardArguments& args, const Options& options, int index, int count,
                  Counters& counters, std::vector<Event>& events) {
   using Shared = attention::Shared<config>;
   static_assert(sizeof(Shared) <= kernels::shared_tile_bytes(config) + 1024 && sizeof(Shared) <= 227 * 1024);
-  Cluster cluster(options, index, count, config.threads(), sizeof(Shared), ctas);
+  Cluster cluster(options, index, count, config.threads(), sizeof(Shared), config.cluster);
   const auto shared = [&]() -> Shared& { return *reinterpret_cast<Shared*>(cluster.shared()); };
   shared().for_each_named([&](const char* name, int i, auto& object) {
     cluster.name_region(&object, sizeof(object), std::string(name) + "[" + std::to_string(i) + "]");

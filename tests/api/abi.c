@@ -31,6 +31,7 @@ int main(void) {
   float q[count], k[count], v[count], o[count], lse[heads * seqlen];
   fa3_forward_params params;
   size_t workspace_bytes = 1;
+  const char* kernel = NULL;
   int i;
 
   for (i = 0; i < count; ++i) {
@@ -59,6 +60,7 @@ int main(void) {
 
   expect(fa3_device_available(FA3_DEVICE_CPU) == FA3_OK, "fa3_device_available: the cpu is there");
   expect(fa3_forward_supported(&params) == FA3_OK, "fa3_forward_supported");
+  expect(fa3_forward_kernel(&params, &kernel) == FA3_OK && strncmp(kernel, "cpu_", 4) == 0, "fa3_forward_kernel");
   expect(fa3_forward_workspace_size(&params, &workspace_bytes) == FA3_OK, "fa3_forward_workspace_size");
   expect(workspace_bytes == 0, "no workspace on the cpu");
   expect(fa3_forward(&params, NULL, 0, NULL) == FA3_OK, "fa3_forward");

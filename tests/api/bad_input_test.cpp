@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <functional>
 #include <limits>
 #include <ostream>
@@ -42,6 +43,10 @@ TEST_P(BadInputTest, IsRefused) {
   EXPECT_EQ(fa3_forward_workspace_size(&data.params, &bytes), GetParam().status);
   EXPECT_EQ(fa3_last_error(), message);
   EXPECT_EQ(bytes, 77u);
+  const char* name = "untouched";
+  EXPECT_EQ(fa3_forward_kernel(&data.params, &name), GetParam().status);
+  EXPECT_EQ(fa3_last_error(), message);
+  EXPECT_STREQ(name, "untouched");
 }
 
 constexpr float infinity = std::numeric_limits<float>::infinity();
@@ -50,7 +55,9 @@ constexpr std::int64_t two_to_31 = std::int64_t(1) << 31;
 const BadInput bad_inputs[] = {
     {"StructSize",
      [](auto& x) { x.params.struct_size = 8; },
-     {"struct_size", "8", std::to_string(sizeof(fa3_forward_params))}},
+     {"struct_size", "8", std::to_string(sizeof(fa3_forward_params)),
+      std::to_string(offsetof(fa3_forward_params, sm_margin))}},
+    {"StructSizeWithinAField", [](auto& x) { x.params.struct_size -= 4; }, {"struct_size"}},
     {"StructSizeOfALaterVersion", [](auto& x) { x.params.struct_size += 8; }, {"struct_size"}},
     {"ApiVersion", [](auto& x) { x.params.api_version = 7; }, {"api_version", "7", "1"}},
     {"DeviceUnset", [](auto& x) { x.params.device = 0; }, {"device", "0", "FA3_DEVICE_CUDA", "FA3_DEVICE_CPU"}},
@@ -137,6 +144,8 @@ const BadInput bad_inputs[] = {
     {"ScaleInfinite",
      [](auto& x) { x.params.softmax_scale_set = 1, x.params.softmax_scale = -infinity; },
      {"softmax_scale", "-inf", "finite"}},
+    {"SmMarginNegative", [](auto& x) { x.params.sm_margin = -3; }, {"sm_margin is -3", "negative"}},
+    {"ReservedParameter", [](auto& x) { x.params.reserved = 9; }, {"reserved is 9", "0"}},
     {"ScaleSet", [](auto& x) { x.params.softmax_scale_set = 3; }, {"softmax_scale_set is 3", "0 or 1"}},
 };
 
@@ -156,6 +165,15 @@ TEST(BadInput, NullBytes) {
   ProblemData data;
   EXPECT_EQ(fa3_forward_workspace_size(&data.params, nullptr), FA3_INVALID_ARGUMENT);
   EXPECT_STREQ(fa3_last_error(), "bytes is null");
+}
+
+TEST(BadInput, NullName) {
+  ProblemData data;
+  EXPECT_EQ(fa3_forward_kernel(&data.params, nullptr), FA3_INVALID_ARGUMENT);
+  EXPECT_STREQ(fa3_last_error(), "name is null");
+  const char* name = nullptr;
+  EXPECT_EQ(fa3_forward_kernel(nullptr, &name), FA3_INVALID_ARGUMENT);
+  EXPECT_STREQ(fa3_last_error(), "params is null");
 }
 
 TEST(BadInput, UnknownDeviceIsNotAvailable) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <limits>
 #include <string>
 #include <thread>
@@ -119,6 +120,55 @@ TEST(Calls, InputsMayRepeatAndShareMemory) {
   data.params.q.stride[1] = 0;
   ASSERT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
   EXPECT_EQ(data.o[0], one_f16);
+}
+
+// What a program built against the first release passes: a struct that ends before sm_margin.
+TEST(Calls, AStructWithoutTheLaterFieldsIsTaken) {
+  ProblemData data;
+  constexpr std::size_t first_size = offsetof(fa3_forward_params, sm_margin);
+  ASSERT_EQ(first_size, 304u) << "a field of the first release was moved";
+  data.params.struct_size = first_size;
+  const auto* begin = reinterpret_cast<const std::byte*>(&data.params);
+  std::vector<std::byte> memory(begin, begin + first_size);  // on the heap, where a sanitizer sees its end
+  const auto* old = reinterpret_cast<const fa3_forward_params*>(memory.data());
+  EXPECT_EQ(fa3_forward_supported(old), FA3_OK) << fa3_last_error();
+  ASSERT_EQ(fa3_forward(old, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(data.o[0], one_f16);
+  data.params.sm_margin = data.params.reserved = -1;  // what lies behind it is not read
+  EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+}
+
+// The cpu has none; on cuda only a device can say that it has too few.
+TEST(Calls, SmMarginOfAnySizeIsTakenWithoutADevice) {
+  ProblemData data;
+  data.params.sm_margin = 1 << 20;
+  ASSERT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(data.o[0], one_f16);
+  data.params.device = FA3_DEVICE_CUDA;
+  EXPECT_EQ(fa3_forward_supported(&data.params), FA3_OK) << fa3_last_error();
+}
+
+// Head dims go to the next larger row; a build without kernels has their names all the same.
+TEST(KernelName, IsTheRowThatDispatchTakes) {
+  ProblemData data;
+  const auto name_of = [&](std::int32_t device, std::int32_t dtype, std::int64_t d, std::int64_t d_v) {
+    data.params.device = device;
+    data.params.d = d;
+    data.params.d_v = d_v;
+    for (fa3_tensor* tensor : {&data.params.q, &data.params.k, &data.params.v, &data.params.o}) {
+      tensor->dtype = dtype;
+      tensor->data = nullptr;
+    }
+    data.params.batch = 0;
+    const char* name = nullptr;
+    EXPECT_EQ(fa3_forward_kernel(&data.params, &name), FA3_OK) << fa3_last_error();
+    return std::string(name ? name : "");
+  };
+  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 64, 64), "f16_d64");
+  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 8, 72), "f16_d128");
+  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_BF16, 256, 64), "bf16_d256");
+  const std::string cpu = name_of(FA3_DEVICE_CPU, FA3_F32, 64, 64);
+  EXPECT_TRUE(cpu.starts_with("cpu_") && cpu.size() > 4) << cpu;
 }
 
 TEST(LastError, IsClearedBySuccess) {

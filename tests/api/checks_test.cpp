@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <set>
 #include <string>
 #include <utility>
+
+#include "problem_data.hpp"
 
 namespace fa3::api {
 namespace {
@@ -24,6 +27,15 @@ TEST(CheckCapability, HopperOnly) {
       EXPECT_NE(message.find("9.0"), std::string::npos) << message;
     }
   }
+}
+
+TEST(CheckForward, SmMarginReachesTheProblem) {
+  test::ProblemData data;
+  EXPECT_EQ(check_forward(&data.params).sm_margin, 0);
+  data.params.sm_margin = 7;
+  EXPECT_EQ(check_forward(&data.params).sm_margin, 7);
+  data.params.struct_size = offsetof(fa3_forward_params, sm_margin);
+  EXPECT_EQ(check_forward(&data.params).sm_margin, 0);
 }
 
 std::set<std::uintptr_t> bytes_of(const ByteBox& box) {

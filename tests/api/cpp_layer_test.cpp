@@ -52,6 +52,21 @@ TEST_F(CppLayer, CausalReachesTheKernel) {
   EXPECT_NEAR(out[1026], 4 + std::log(5.f), 1e-5);
 }
 
+TEST_F(CppLayer, SmMarginReachesTheLibrary) {
+  EXPECT_TRUE(forward(q, k, v, o, lse, {.sm_margin = 5}).ok());
+  const Status status = forward(q, k, v, o, lse, {.sm_margin = -5});
+  EXPECT_EQ(status.code(), FA3_INVALID_ARGUMENT);
+  EXPECT_NE(status.message().find("sm_margin is -5"), std::string::npos) << status.message();
+}
+
+TEST_F(CppLayer, KernelName) {
+  const char* name = nullptr;
+  ASSERT_TRUE(forward_kernel(q, k, v, o, lse, {}, name).ok());
+  EXPECT_TRUE(std::string(name).starts_with("cpu_")) << name;
+  v.shape[1] = 6;
+  EXPECT_EQ(forward_kernel(q, k, v, o, lse, {}, name).code(), FA3_INVALID_ARGUMENT);
+}
+
 TEST_F(CppLayer, WorkspaceOnTheCpuIsNothing) {
   std::size_t bytes = 1;
   ASSERT_TRUE(forward_workspace_size(q, k, v, o, lse, {}, bytes).ok());

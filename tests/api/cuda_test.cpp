@@ -1,6 +1,7 @@
 // The cuda device: the words where there is none, and the refusals that need one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <thread>
@@ -12,6 +13,7 @@
 #include "problem_data.hpp"
 
 #ifdef FA3_WITH_CUDA
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #endif
 
@@ -105,13 +107,21 @@ class OnGpu {
     download(data_.lse, allocations_[4]);
     return data_.outputs_untouched();
   }
+  void poison_outputs() {
+    copy_up(allocations_[3], std::vector(data_.o.size(), poison_f16));
+    copy_up(allocations_[4], std::vector(data_.lse.size(), poison_lse));
+  }
 
  private:
   template <class T>
   void* upload(const std::vector<T>& host) {
     void* p = allocate(host.size() * sizeof(T));
-    EXPECT_EQ(cudaMemcpy(p, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
+    copy_up(p, host);
     return p;
+  }
+  template <class T>
+  void copy_up(void* p, const std::vector<T>& host) {
+    EXPECT_EQ(cudaMemcpy(p, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice), cudaSuccess);
   }
   template <class T>
   void download(std::vector<T>& host, const void* p) {
@@ -201,6 +211,73 @@ TEST_F(CudaDevice, ThreadsDoNotDisturbEachOther) {
     return host;
   };
   for (int i = 0; i < threads; ++i) EXPECT_EQ(bits(i), bits(threads)) << "thread " << i;
+}
+
+/// CTAs of the kernel a call launches, from what a stream captures. Why the driver's function: the runtime linked into
+/// this program does not know the kernels of the one in the library.
+int ctas_of(const fa3_forward_params& params, void* workspace, std::size_t bytes) {
+  void* get_params = nullptr;
+  cudaDriverEntryPointQueryResult found;
+  EXPECT_EQ(
+      cudaGetDriverEntryPointByVersion("cuGraphKernelNodeGetParams", &get_params, 12000, cudaEnableDefault, &found),
+      cudaSuccess);
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  EXPECT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  EXPECT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  EXPECT_EQ(fa3_forward(&params, workspace, bytes, stream), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  std::size_t count = 0;
+  EXPECT_EQ(cudaGraphGetNodes(graph, nullptr, &count), cudaSuccess);
+  std::vector<cudaGraphNode_t> nodes(count);
+  EXPECT_EQ(cudaGraphGetNodes(graph, nodes.data(), &count), cudaSuccess);
+  int ctas = 0;
+  for (cudaGraphNode_t node : nodes) {
+    cudaGraphNodeType type;
+    EXPECT_EQ(cudaGraphNodeGetType(node, &type), cudaSuccess);
+    if (type != cudaGraphNodeTypeKernel) continue;
+    CUDA_KERNEL_NODE_PARAMS kernel{};
+    EXPECT_EQ(reinterpret_cast<CUresult (*)(CUgraphNode, CUDA_KERNEL_NODE_PARAMS*)>(get_params)(node, &kernel),
+              CUDA_SUCCESS);
+    ctas += int(kernel.gridDimX);
+  }
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+  return ctas;
+}
+
+// Eight tiles on eight SMs, on three, and on one.
+TEST_F(CudaDevice, SmMarginChangesNoBitAndLeavesAtLeastOneSm) {
+  ProblemData data;
+  std::uint16_t next = 0;
+  for (auto* input : {&data.q, &data.k, &data.v})
+    for (std::uint16_t& x : *input) x = std::uint16_t(0x3000 + (next += 7919) % 0x0c00);  // f16 from 0.125 to 1
+  OnGpu gpu(data);
+  int device = 0, sm_count = 0;
+  ASSERT_EQ(cudaGetDevice(&device), cudaSuccess);
+  ASSERT_EQ(cudaDeviceGetAttribute(&sm_count, cudaDevAttrMultiProcessorCount, device), cudaSuccess);
+  std::size_t bytes = 0;
+  ASSERT_EQ(fa3_forward_workspace_size(&data.params, &bytes), FA3_OK) << fa3_last_error();
+  void* workspace = gpu.allocate(bytes);
+
+  data.params.sm_margin = sm_count;
+  EXPECT_EQ(fa3_forward(&data.params, workspace, bytes, nullptr), FA3_INVALID_ARGUMENT);
+  const std::string message = fa3_last_error(), count = std::to_string(sm_count);
+  EXPECT_EQ(message, "sm_margin is " + count + "; it must be below the device's number of SMs, " + count);
+  EXPECT_TRUE(gpu.outputs_untouched());
+
+  std::vector<std::uint16_t> o;
+  std::vector<float> lse;
+  for (const int margin : {0, 1, sm_count - 3, sm_count - 1}) {
+    data.params.sm_margin = margin;
+    ASSERT_EQ(fa3_forward(&data.params, workspace, bytes, nullptr), FA3_OK) << fa3_last_error();
+    EXPECT_FALSE(gpu.outputs_untouched());  // copies them back
+    EXPECT_EQ(ctas_of(data.params, workspace, bytes), std::min(8, sm_count - margin));
+    if (margin == 0) o = data.o, lse = data.lse;
+    EXPECT_EQ(data.o, o) << "margin " << margin;
+    EXPECT_EQ(data.lse, lse) << "margin " << margin;
+    gpu.poison_outputs();
+  }
 }
 
 TEST_F(CudaDevice, InitLeavesTheCurrentDeviceAlone) {

@@ -96,8 +96,9 @@ TEST_F(Command, PrintsItsVersion) {
 
 TEST_F(Command, RunsOnTheSimulator) {
   write_inputs("<f4", {1, 70, 2, 64}, {1, 90, 1, 64}, {1, 90, 1, 64});
-  const Outcome outcome = fa3("run --device sim --causal --q " + path("q.npy") + " --k " + path("k.npy") + " --v " +
-                              path("v.npy") + " --out " + path("o.npy"));
+  const std::string run = "run --device sim --causal" + inputs() + " --out " + path("o.npy");
+  expect_refused(fa3(run + " --sm-margin 2"), "sm_margin is 2; it must be below the device's number of SMs, 2");
+  const Outcome outcome = fa3(run + " --sm-margin 1");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_NE(outcome.out.find("kernel: f16_d64"), std::string::npos) << outcome.out;
   EXPECT_NE(outcome.out.find("this will take about"), std::string::npos) << outcome.out;
@@ -131,10 +132,26 @@ TEST_F(Command, TraceShowsTheOverlapOfSoftmaxAndGemms) {
 }
 
 TEST_F(Command, RefusesBadUsage) {
-  for (const char* arguments :
-       {"", "nonsense", "run", "run --out o.npy", "run --nonsense", "check --device gpu", "bench --d 0",
-        "bench --mode quick", "bench --causal --full", "bench --lib x.so", "info extra", "trace --row nonsense",
-        "trace --seqlen 0", "trace --window 5 5", "trace --out /nonexistent/t.json"}) {
+  for (const char* arguments : {"",
+                                "nonsense",
+                                "run",
+                                "run --out o.npy",
+                                "run --nonsense",
+                                "check --device gpu",
+                                "bench --d 0",
+                                "bench --mode quick",
+                                "bench --plot x.json --d 64",
+                                "bench --plot x.json --peers",
+                                "bench --sm-margin -1",
+                                "run --out o.npy --sm-margin x",
+                                "check --device sim --sm-margin 2",
+                                "bench --causal --full",
+                                "bench --lib x.so",
+                                "info extra",
+                                "trace --row nonsense",
+                                "trace --seqlen 0",
+                                "trace --window 5 5",
+                                "trace --out /nonexistent/t.json"}) {
     const Outcome outcome = fa3(arguments);
     EXPECT_EQ(outcome.code, 2) << arguments;
     EXPECT_TRUE(outcome.err.starts_with("fa3: error: ")) << arguments << ": " << outcome.err;
@@ -401,6 +418,8 @@ TEST_F(Command, CheckRunsTheCasesAFilterSelects) {
   EXPECT_NE(outcome.out.find("ok   cpu  reported/A02_one_key_many_rows/dtype=f16: "), std::string::npos) << outcome.out;
   EXPECT_TRUE(outcome.out.ends_with("2 passed, 0 failed\n")) << outcome.out;
   EXPECT_TRUE(fa3("check --device cpu --cases 'reported/A0[29]*=bf16'").out.ends_with("2 passed, 0 failed\n"));
+  // One SM of the simulated chip's two; those cases that leave 100 are too much for it.
+  EXPECT_TRUE(fa3("check --device sim --sm-margin 1 --cases reported/A02").out.ends_with("2 passed, 0 failed\n"));
   expect_refused(fa3("check --device cpu --cases nothing_like_it"), "--cases is nothing_like_it");
 }
 
@@ -418,6 +437,9 @@ TEST_F(Command, BenchWritesItsRows) {
   EXPECT_EQ(row.at("d"), 128);
   EXPECT_EQ(row.at("causal"), true);
   EXPECT_EQ(row.at("kv_heads"), 1);
+  EXPECT_TRUE(row.at("kernel").get<std::string>().starts_with("cpu_")) << row;
+  EXPECT_NE(outcome.out.find(row.at("kernel").get<std::string>()), std::string::npos) << outcome.out;
+  EXPECT_FALSE(row.contains("sm_margin"));
   EXPECT_FALSE(row.contains("d_v")) << "left out where it equals d";
   EXPECT_GT(row.at("tflops").get<double>(), 0);
 

@@ -1,17 +1,13 @@
 // Clusters on the simulator: a ring of tiles that two CTAs fill for each other, faults in it and what is said about
-// them, and the forward kernel, which knows nothing of clusters, in clusters of two.
+// them.
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "check/case.hpp"
 #include "hopper/hopper.hpp"
 #include "hopper/sim/machine.hpp"
-#include "kernels/configs.hpp"
-#include "on_simulator.hpp"
-#include "simulate/forward.hpp"
 
 namespace fa3 {
 namespace {
@@ -252,31 +248,6 @@ TEST_F(SentWord, StaysInTheCluster) {
   expect_found({"arrives on a barrier of rank -1 in a cluster of 2"},
                [](Shared& shared) { shared.told.arrive_remote(-1); });
 }
-
-/// The rows of the kernel table: CTAs that run together do not disturb each other.
-class ForwardInClusters : public testing::TestWithParam<int> {};
-
-TEST_P(ForwardInClusters, IsRight) {
-  const kernels::ForwardConfig& config = kernels::forward_rows[GetParam()].config;
-  check::Case c;
-  c.name = "in clusters";
-  c.dtype = config.element == hopper::Element::f16 ? FA3_F16 : FA3_BF16;
-  c.d = config.d;
-  c.d_v = config.d_v;
-  c.heads = 3;
-  c.seqlen_q = config.tile_q + 1;
-  c.seqlen_k = config.tile_kv + 1;
-  for (const Completion completion : {Completion::eager, Completion::random}) {
-    const check::Verdict verdict =
-        check::run_case(c, Device::cpu, test::on_simulator([&](const ForwardProblem& problem) {
-                          EXPECT_EQ(simulator::forward(problem, {completion, 1}, GetParam(), 5, 2).ctas, 4);
-                        }));
-    EXPECT_TRUE(verdict.passed) << verdict.message;
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Sim, ForwardInClusters, testing::Range(0, kernels::forward_row_count),
-                         [](const auto& info) { return std::string(kernels::forward_rows[info.param].name); });
 
 }  // namespace
 }  // namespace fa3

@@ -2,9 +2,10 @@
 #include <gtest/gtest.h>
 
 #include "check/case.hpp"
+#include "check/run.hpp"
 #include "kernels/configs.hpp"
-#include "on_simulator.hpp"
-#include "one_cta.hpp"
+#include "one_cluster.hpp"
+#include "simulate/on_simulator.hpp"
 
 namespace fa3 {
 namespace {
@@ -34,8 +35,8 @@ void expect_right(int row) {
   for (const simulator::Completion completion :
        {simulator::Completion::eager, simulator::Completion::lazy, simulator::Completion::random}) {
     const check::Verdict verdict =
-        check::run_case(c, Device::cpu, test::on_simulator([&](const ForwardProblem& problem) {
-                          test::run_one_cta<config>(problem, row, {completion, 1, false});
+        check::run_case(c, Device::cpu, simulator::on_simulator([&](const ForwardProblem& problem) {
+                          test::run_one_cluster<config>(problem, row, {completion, 1, false});
                         }));
     EXPECT_TRUE(verdict.passed) << simulator::name(completion) << ": " << verdict.message;
   }

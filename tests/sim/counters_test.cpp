@@ -2,9 +2,10 @@
 #include <gtest/gtest.h>
 
 #include "check/case.hpp"
+#include "check/run.hpp"
 #include "kernels/configs.hpp"
-#include "on_simulator.hpp"
 #include "simulate/forward.hpp"
+#include "simulate/on_simulator.hpp"
 
 namespace fa3 {
 namespace {
@@ -23,9 +24,10 @@ TEST_P(Counters, AreThoseOfTheModel) {
   c.seqlen_q = config.tile_q + 1;
   c.seqlen_k = 2 * config.tile_kv + 1;
   simulator::ForwardRun run;
-  const check::Verdict verdict = check::run_case(c, Device::cpu, test::on_simulator([&](const ForwardProblem& problem) {
-                                                   run = simulator::forward(problem, {}, GetParam());
-                                                 }));
+  const check::Verdict verdict =
+      check::run_case(c, Device::cpu, simulator::on_simulator([&](const ForwardProblem& problem) {
+                        run = simulator::forward(problem, {}, GetParam());
+                      }));
   ASSERT_TRUE(verdict.passed) << verdict.message;
 
   const std::uint64_t tiles = 2 * 2, blocks = tiles * 3;  // padding costs as much as data

@@ -6,8 +6,9 @@
 #include <memory>
 #include <string>
 
-#include "on_simulator.hpp"
-#include "one_cta.hpp"
+#include "check/run.hpp"
+#include "one_cluster.hpp"
+#include "simulate/on_simulator.hpp"
 
 namespace {
 
@@ -71,8 +72,8 @@ int main(int argc, char** argv) {
     for (int seed = 1; seed <= seeds && verdict.passed; ++seed) {
       const simulator::Options options{completion, std::uint64_t(seed), false};
       verdict =
-          check::run_case(case_named(argv[1]), Device::cpu, test::on_simulator([&](const ForwardProblem& problem) {
-                            test::run_one_cta<config>(problem, FA3_MUTANT_ROW, options);
+          check::run_case(case_named(argv[1]), Device::cpu, simulator::on_simulator([&](const ForwardProblem& problem) {
+                            test::run_one_cluster<config>(problem, FA3_MUTANT_ROW, options);
                           }));
     }
     std::cout << simulator::name(completion) << ": " << (verdict.passed ? "passed" : "caught: " + verdict.message)

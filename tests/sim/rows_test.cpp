@@ -7,9 +7,10 @@
 #include <limits>
 
 #include "check/case.hpp"
+#include "check/run.hpp"
 #include "kernels/configs.hpp"
-#include "on_simulator.hpp"
 #include "simulate/forward.hpp"
+#include "simulate/on_simulator.hpp"
 
 namespace fa3 {
 namespace {
@@ -144,7 +145,7 @@ void run(int row, check::Case c, int random_seeds) {
     simulator::forward(problem, options, row, 1 + runs % 3);
     ++runs;
   };
-  const check::Verdict verdict = check::run_case(c, Device::cpu, test::on_simulator(simulate));
+  const check::Verdict verdict = check::run_case(c, Device::cpu, simulator::on_simulator(simulate));
   EXPECT_TRUE(verdict.passed) << c.name << ", run " << runs << ": " << verdict.message;
   EXPECT_EQ(runs, c.repeats);
 }
@@ -153,6 +154,31 @@ void run(int row, const std::string& name, int random_seeds) {
   for (const NamedCase& named : cases)
     if (named.name == name) return run(row, named.make(kernels::forward_rows[row], named.name), random_seeds);
   FAIL() << "no case is called " << name;
+}
+
+// Which CTA takes a tile, and after which other tiles, must not show in its bits.
+TEST(SmMargin, ChangesTheNumberOfCtasAndNoBit) {
+  constexpr int row = kernels::select_forward_row(FA3_F16, 128, 128), sm_count = 5;
+  const kernels::ForwardConfig& config = kernels::forward_rows[row].config;
+  check::Case c = base(kernels::forward_rows[row], "sm_margin", config.tile_q + 30, config.tile_kv + 40, true);
+  c.heads = c.kv_heads = 3;
+  c.repeats = sm_count;
+  int margin = 0;
+  const auto simulate = [&](ForwardProblem problem) {
+    problem.sm_margin = margin;
+    EXPECT_EQ(simulator::forward(problem, {}, row, sm_count).ctas, sm_count - margin);
+    ++margin;
+  };
+  const check::Verdict verdict = check::run_case(c, Device::cpu, simulator::on_simulator(simulate));
+  EXPECT_TRUE(verdict.passed) << verdict.message;
+  EXPECT_EQ(margin, sm_count);
+}
+
+TEST(SmMargin, ThatLeavesNoSmIsRefusedBeforeAnythingIsWritten) {
+  check::Case c = base(kernels::forward_rows[0], "sm_margin", 20, 20, false);
+  c.sm_margin = simulator::usual_sm_count;
+  const check::Verdict verdict = check::run_case(c, Device::cpu, simulator::forward_as_device);
+  EXPECT_EQ(verdict.message, "sm_margin is 2; it must be below the device's number of SMs, 2");
 }
 
 class Rows : public testing::TestWithParam<std::tuple<int, std::string>> {};

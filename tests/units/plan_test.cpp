@@ -140,6 +140,27 @@ TEST(Plan, HugeDenseCopyIsRefusedInWords) {
   }
 }
 
+TEST(CtaCount, IsThatOfTheTilesOrOfTheSmsThatAreNotLeftFree) {
+  EXPECT_EQ(cta_count(1000, 1, 132, 0), 132);
+  EXPECT_EQ(cta_count(1000, 1, 132, 16), 116);
+  EXPECT_EQ(cta_count(1000, 1, 132, 131), 1);
+  EXPECT_EQ(cta_count(116, 1, 132, 15), 116);
+  EXPECT_EQ(cta_count(3, 1, 132, 16), 3);
+  EXPECT_EQ(cta_count(1000, 2, 132, 0), 132);
+  EXPECT_EQ(cta_count(1000, 2, 131, 0), 130);
+  EXPECT_EQ(cta_count(3, 2, 132, 0), 6);
+  for (const int margin : {132, 133, 1 << 30}) {
+    try {
+      cta_count(3, 1, 132, margin);
+      ADD_FAILURE() << margin;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code, FA3_INVALID_ARGUMENT);
+      EXPECT_EQ(error.what(),
+                "sm_margin is " + std::to_string(margin) + "; it must be below the device's number of SMs, 132");
+    }
+  }
+}
+
 TEST(Plan, TooManyTilesIsRefusedInWords) {
   ForwardProblem p = problem();
   p.batch = 1 << 30;

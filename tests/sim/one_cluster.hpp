@@ -10,17 +10,17 @@
 
 namespace fa3::test {
 
-/// One CTA with this config does all tiles of a problem that TMA can address; `row` is the table's row of the same
+/// One cluster (or CTA) with this config does all tiles of a problem that TMA can address; `row` is the table's row of the same
 /// tiles.
 template <attention::ForwardConfig config>
-void run_one_cta(const ForwardProblem& problem, int row, const simulator::Options& options) {
+void run_one_cluster(const ForwardProblem& problem, int row, const simulator::Options& options) {
   kernels::ForwardPlan plan = kernels::plan_forward(problem, row);
   alignas(256) unsigned next_item = 0;
   const attention::ForwardArguments args =
       kernels::forward_arguments(problem, plan, &next_item, 1, &simulator::encode);
   simulator::Counters counters;
   std::vector<simulator::Event> events;
-  simulator::run_cluster<config>(args, options, 0, 1, 1, counters, events);
+  simulator::run_cluster<config>(args, options, 0, config.cluster, counters, events);
 }
 
 }  // namespace fa3::test

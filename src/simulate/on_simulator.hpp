@@ -1,0 +1,42 @@
+// fa3::forward with kernels that run on the simulator as its device. Apart from forward.hpp, whose library holds the
+// table's kernels: a program with kernels of its own takes this alone.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "api/checks.hpp"
+#include "error.hpp"
+#include "fa3/fa3.hpp"
+#include "hopper/sim/machine.hpp"
+#include "problem.hpp"
+
+namespace fa3::simulator {
+
+/// With the signature of fa3::forward.
+using ForwardFunction = std::function<Status(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
+                                             const Tensor& o, const std::optional<RowTensor>& lse,
+                                             const ForwardOptions& options, Workspace workspace, fa3_stream stream)>;
+
+/// Views of host memory, arguments checked as for cuda; `workspace` and `stream` are not used. `run` does the work; an
+/// Error or a Failure it throws becomes a status with its message.
+inline ForwardFunction on_simulator(std::function<void(const ForwardProblem&)> run) {
+  return [run = std::move(run)](const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
+                                const std::optional<RowTensor>& lse, const ForwardOptions& options, Workspace,
+                                fa3_stream) {
+    fa3_forward_params params;
+    if (Status status = detail::forward_params(q, k, v, o, lse, options, params); !status) return status;
+    params.device = FA3_DEVICE_CUDA;  // what the simulator stands for: the same types and layouts
+    try {
+      run(api::check_forward(&params));
+    } catch (const Error& error) {
+      return Status(error.code, error.what());
+    } catch (const Failure& failure) {
+      return Status(FA3_INTERNAL, failure.what());
+    }
+    return Status();
+  };
+}
+
+}  // namespace fa3::simulator

@@ -1,0 +1,196 @@
+#!/usr/bin/env python3
+"""`fa3 bench --plot` on the committed result files, on spoiled ones, and where Matplotlib is missing.
+
+Usage: test_plot.py FA3 ROOT [TEST..]; exit status 77 if no python3 here has Matplotlib, which the class Plot needs.
+"""
+
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+import xml.etree.ElementTree as ElementTree
+
+FA3 = pathlib.Path(sys.argv[1]).resolve()
+ROOT = pathlib.Path(sys.argv[2]).resolve()
+NEWEST = max((ROOT / "bench/results/h200").glob("forward-2*.json"))
+PATHS = [os.environ["PATH"], f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"]
+
+
+def path_with_matplotlib() -> "str | None":
+    for path in PATHS:
+        if subprocess.run(["python3", "-c", "import matplotlib"], env={**os.environ, "PATH": path},
+                          capture_output=True).returncode == 0:
+            return path
+    return None
+
+
+class PlotTest(unittest.TestCase):
+    def setUp(self) -> None:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.folder = pathlib.Path(directory.name)
+        self.pictures = self.folder / "pictures"
+
+    def plot(self, file: pathlib.Path, **environment: str) -> subprocess.CompletedProcess:
+        return subprocess.run([FA3, "bench", "--plot", file, "--out", self.pictures], capture_output=True, text=True,
+                              env={**os.environ, **environment})
+
+    def names(self) -> "list[str]":
+        return sorted(path.name for path in self.pictures.iterdir()) if self.pictures.exists() else []
+
+
+class Plot(PlotTest):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.path = path_with_matplotlib()
+        if cls.path is None:
+            print("no python3 with Matplotlib was found")
+            sys.exit(77)
+
+    def draw(self, result: object) -> subprocess.CompletedProcess:
+        file = self.folder / "result.json"
+        file.write_text(result if isinstance(result, str) else json.dumps(result))
+        return self.plot(file, PATH=self.path)
+
+    def texts(self, name: str) -> "list[str]":
+        root = ElementTree.parse(self.pictures / name).getroot()
+        return ["".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")]
+
+    def expect_refused(self, result: object, words: str) -> None:
+        outcome = self.draw(result)
+        self.assertEqual(outcome.returncode, 2, outcome)
+        self.assertIn(f"plot.py: error: {self.folder / 'result.json'}: ", outcome.stderr)
+        self.assertIn(words, outcome.stderr)
+        self.assertNotIn("Traceback", outcome.stderr)
+        self.assertEqual(self.names(), [])
+
+    def test_every_committed_result_is_drawn_whole(self) -> None:
+        for file in sorted((ROOT / "bench/results").rglob("*.json")):
+            with self.subTest(file.name):
+                result = json.loads(file.read_text())
+                outcome = self.plot(file, PATH=self.path)
+                self.assertEqual(outcome.returncode, 0, outcome.stderr)
+                for dtype in {row["dtype"] for row in result["rows"]}:
+                    texts = self.texts(f"forward_h200_{dtype}.svg")
+                    for label in ("fa3", "cuDNN", "FlashAttention-2", "512", "1k", "2k", "4k", "8k", "16k", "TFLOP/s",
+                                  f"GEMM in f16, same run: {result['ceilings']['gemm_f16']:.4g}",
+                                  f"Attention forward, {dtype}, NVIDIA H200",
+                                  "16,384 tokens, hidden size 2048; "
+                                  f"{result['date']}, sources {result['source_hash'][:12]}"):
+                        self.assertIn(label, texts)
+                    for d in (64, 128, 256):
+                        for mask in ("full", "causal"):
+                            self.assertIn(f"d = {d}, {mask}", texts)
+                    self.assertNotIn("not measured", texts)
+                    png = (self.pictures / f"forward_h200_{dtype}.png").read_bytes()
+                    self.assertEqual(png[:8], b"\x89PNG\r\n\x1a\n")
+                    width, height = struct.unpack(">II", png[16:24])
+                    self.assertGreater(width, 1000)
+                    self.assertGreater(height, 500)
+
+    def test_the_same_file_gives_the_same_svg(self) -> None:
+        self.plot(NEWEST, PATH=self.path)
+        before = (self.pictures / "forward_h200_f16.svg").read_bytes()
+        self.plot(NEWEST, PATH=self.path)
+        self.assertEqual((self.pictures / "forward_h200_f16.svg").read_bytes(), before)
+
+    def test_points_are_where_the_figures_say(self) -> None:
+        # fa3 at 512 as fast as the GEMM: its first marker has the height of the dashed line.
+        result = json.loads(NEWEST.read_text())
+        rows = [row for row in result["rows"] if row["d"] == 64 and not row["causal"] and row["mode"] == "short"]
+        result["rows"] = rows
+        rows[0]["tflops"] = result["ceilings"]["gemm_f16"]
+        self.assertEqual(self.draw(result).returncode, 0)
+        svg = (self.pictures / "forward_h200_f16.svg").read_text()
+        heights = {}
+        for path in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path"):
+            style = path.get("style", "")
+            if path.get("clip-path"):
+                points = path.get("d").split()
+                heights.setdefault("fa3" if "#0072b2" in style else "gemm" if "#555555" in style else "", points[2])
+        self.assertAlmostEqual(float(heights["fa3"]), float(heights["gemm"]), places=3)
+
+    def test_further_peers_and_carried_ones_are_drawn(self) -> None:
+        result = json.loads(NEWEST.read_text())
+        for row in result["rows"]:
+            row["peers"] |= {"fa3 (carried)": 500.0, "other": 400.0}
+        self.assertEqual(self.draw(result).returncode, 0)
+        texts = self.texts("forward_h200_f16.svg")
+        for label in ("fa3", "cuDNN", "FlashAttention-2", "FlashAttention-3, carried", "other"):
+            self.assertIn(label, texts)
+
+    def test_missing_cells_are_gaps(self) -> None:
+        result = json.loads(NEWEST.read_text())
+        result["rows"] = [row for row in result["rows"]
+                          if not (row["d"] == 256 and row["causal"]) and not (row["d"] == 64 and row["seqlen"] == 2048)]
+        result["ceilings"] = {}
+        del result["rows"][0]["peers"]["cudnn"]
+        outcome = self.draw(result)
+        self.assertEqual(outcome.returncode, 0, outcome.stderr)
+        texts = self.texts("forward_h200_f16.svg")
+        self.assertEqual(texts.count("not measured"), 1)
+        self.assertFalse([text for text in texts if text.startswith("GEMM")])
+
+    def test_a_picture_for_each_dtype_and_other_rows_are_left_out(self) -> None:
+        result = json.loads(NEWEST.read_text())
+        short = [row for row in result["rows"] if row["mode"] == "short"]
+        result["rows"] = short + [{**row, "dtype": "bf16"} for row in short]
+        result["rows"] += [{**short[0], "kv_heads": 1}, {**short[0], "batch": 1}, {**short[0], "mode": "long"},
+                           {**short[0], "sm_margin": 8}]
+        outcome = self.draw(result)
+        self.assertEqual(outcome.returncode, 0, outcome.stderr)
+        self.assertEqual(self.names(), [f"forward_h200_{dtype}.{kind}" for dtype in ("bf16", "f16")
+                                        for kind in ("png", "svg")])
+        self.assertIn(f"4 of {len(result['rows'])} rows are not of the grid", outcome.stdout)
+
+    def test_files_that_are_no_results(self) -> None:
+        good = json.loads(NEWEST.read_text())
+        self.expect_refused("{\"device\": ", "is not JSON")
+        self.expect_refused([], "the file is []; it must be an object")
+        self.expect_refused({name: good[name] for name in good if name != "date"}, "has no 'date'")
+        self.expect_refused({**good, "rows": {}}, "rows is {}; it must be a list")
+        self.expect_refused({**good, "rows": []}, "holds no short measurement")
+        self.expect_refused({**good, "ceilings": {"gemm_f16": 0}}, "ceilings.gemm_f16 is 0; it must be a positive number")
+        row = good["rows"][0]
+        for spoiled, words in (({name: row[name] for name in row if name != "seqlen"}, "rows[1] has no 'seqlen'"),
+                               ({**row, "tflops": "fast"}, 'rows[1].tflops is "fast"; it must be a positive number'),
+                               ({**row, "tflops": float("nan")}, "rows[1].tflops is NaN; it must be a positive number"),
+                               ({**row, "d": -8}, "rows[1].d is -8; it must be a positive integer"),
+                               ({**row, "causal": 1}, "rows[1].causal is 1; it must be true or false"),
+                               ({**row, "peers": {"cudnn": None}}, "rows[1].peers.cudnn is null")):
+            self.expect_refused({**good, "rows": [row, spoiled]}, words)
+        missing = self.plot(self.folder / "missing.json", PATH=self.path)
+        self.assertEqual(missing.returncode, 2)
+        self.assertIn("missing.json: cannot be read: No such file", missing.stderr)
+
+    def test_a_folder_that_cannot_be_written(self) -> None:
+        self.pictures.write_text("a file")
+        outcome = self.plot(NEWEST, PATH=self.path)
+        self.assertEqual(outcome.returncode, 2)
+        self.assertIn("plot.py: error: --out: ", outcome.stderr)
+
+
+class WithoutMatplotlib(PlotTest):
+    def test_the_message_says_what_to_install(self) -> None:
+        (self.folder / "matplotlib.py").write_text("raise ImportError('no such module')\n")
+        outcome = self.plot(NEWEST, PYTHONPATH=str(self.folder))
+        self.assertEqual(outcome.returncode, 1)
+        self.assertIn("plot.py: error: needs Matplotlib", outcome.stderr)
+        self.assertIn("apt-get install python3-matplotlib", outcome.stderr)
+        self.assertIn("pip install matplotlib", outcome.stderr)
+        self.assertNotIn("Traceback", outcome.stderr)
+        self.assertEqual(self.names(), [])
+
+    def test_the_picture_of_the_readme_is_of_the_newest_result(self) -> None:
+        result = json.loads(NEWEST.read_text())
+        picture = (ROOT / "docs/pictures/forward_h200_f16.svg").read_text()
+        self.assertIn(f"{result['date']}, sources {result['source_hash'][:12]}", picture)
+        self.assertIn("docs/pictures/forward_h200_f16.svg", (ROOT / "README.md").read_text())
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v", *sys.argv[3:]])
