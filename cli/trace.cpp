@@ -161,7 +161,9 @@ void add_trace(CLI::App& app, Action& action) {
                    "Row of the kernel table, see fa3 info; on cuda the f16 rows (default f16_d128)")
       ->option_text("NAME");
   command->add_option("--seqlen", options->seqlen, "Queries and keys per head (default 640)");
-  command->add_option("--heads", options->heads, "Heads; with more tiles than the chip has SMs, a CTA does several (default 1)")
+  command
+      ->add_option("--heads", options->heads,
+                   "Heads; with more tiles than the chip has SMs, a CTA does several (default 1)")
       ->option_text("N");
   command->add_flag("--causal", options->causal, "Causal mask");
   command

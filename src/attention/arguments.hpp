@@ -23,11 +23,11 @@ struct Stamp;
 struct ForwardArguments {
   // Boxes of tile_q, tile_kv / cluster, tile_kv / cluster and 16 rows.
   hopper::TensorMap q, k, v, o;
-  std::uint16_t* o_data;  // where registers are stored directly
-  std::int64_t o_stride[3];      // batch, head, row
+  std::uint16_t* o_data;     // where registers are stored directly
+  std::int64_t o_stride[3];  // batch, head, row
   int o_columns;
-  float* lse;                    // null: not wanted
-  std::int64_t lse_stride[3];    // batch, head, row
+  float* lse;                  // null: not wanted
+  std::int64_t lse_stride[3];  // batch, head, row
   Mask mask;
   TileOrder order;
   int group;  // query heads per key/value head

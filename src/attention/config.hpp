@@ -37,7 +37,7 @@ struct ForwardConfig {
   Output output;
   Edges edges;
   Turns turns;
-  int cluster;  // CTAs that share their K and V by multicast, with neighbouring tiles of the same head
+  int cluster;         // CTAs that share their K and V by multicast, with neighbouring tiles of the same head
   bool trace = false;  // records Stamps; never in the product
 
   constexpr int consumer_warpgroups() const { return tile_q / 64; }
@@ -52,8 +52,8 @@ struct ForwardConfig {
 
   constexpr bool valid() const {
     return d % 16 == 0 && d_v % 16 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&
-           tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 && q_buffers >= 1 && (output != Output::over_q || d_v <= d) &&
-           (cluster == 1 || cluster == 2) && tile_kv / cluster % 8 == 0;
+           tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 && q_buffers >= 1 &&
+           (output != Output::over_q || d_v <= d) && (cluster == 1 || cluster == 2) && tile_kv / cluster % 8 == 0;
   }
 };
 

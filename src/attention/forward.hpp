@@ -50,8 +50,8 @@ class ItemQueue {
   /// Asks for the next item. The answer is needed a tile later: asking now hides the latency.
   HOPPER_FUNCTION void ask() {
     if (args_.next_item == nullptr) {
-      // Round r gives cluster c item r * clusters + (c + r) % clusters: if a head's items divide the number of clusters,
-      // each cluster still gets different ones.
+      // Round r gives cluster c item r * clusters + (c + r) % clusters: if a head's items divide the number of
+      // clusters, each cluster still gets different ones.
       ++round_;
       place_ = place_ + 1 == clusters() ? 0 : place_ + 1;
       item_ = round_ * clusters() + place_;
@@ -108,7 +108,8 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
   Cursor<config.stages> k, v;
   Stamps<config.trace> stamp(args.stamps, 0, true);
 
-  const auto load = [&](auto& tile, const hopper::TensorMap& map, const hopper::Coordinates& at, hopper::Mbarrier& full) {
+  const auto load = [&](auto& tile, const hopper::TensorMap& map, const hopper::Coordinates& at,
+                        hopper::Mbarrier& full) {
     if constexpr (config.cluster > 1) {
       hopper::load_tile_multicast<config.cluster>(tile, map, at, full);
     } else {
@@ -292,8 +293,8 @@ class Consumer {
     release_v();
   }
 
-  /// P(j) against the m of earlier blocks, and rarely again with a new one: by the whole warp, because raise() exchanges
-  /// maxima.
+  /// P(j) against the m of earlier blocks, and rarely again with a new one: by the whole warp, because raise()
+  /// exchanges maxima.
   HOPPER_FUNCTION void exponentiate(int block, const S& s, P& p, O& o, OnlineSoftmax& softmax) {
     stamp_(Mark::softmax_begun, block);
     while (hopper::warp_any(softmax.template exponentiate<element>(p, s))) rescale_rows(o, softmax.raise(s));
@@ -323,8 +324,8 @@ class Consumer {
 
   HOPPER_FUNCTION void attend(const Tile& tile) {
     const BlockWalk item = walk_item<config>(args_, tile);
-    const BlockWalk mine = BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv,
-                                         args_.scale.sign != 1.0f);
+    const BlockWalk mine =
+        BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv, args_.scale.sign != 1.0f);
     OnlineSoftmax softmax(args_.scale);
     O o{};
     int block = item.end - 1;
@@ -468,7 +469,8 @@ class Consumer {
         const std::uint32_t even_group = hopper::pack2<element>(first[0], first[1]);
         const std::uint32_t odd_group = hopper::pack2<element>(first[4], first[5]);
         const std::uint32_t theirs = hopper::from_neighbour(odd ? even_group : odd_group);
-        const std::uint64_t value = odd ? std::uint64_t(odd_group) << 32 | theirs : std::uint64_t(theirs) << 32 | even_group;
+        const std::uint64_t value =
+            odd ? std::uint64_t(odd_group) << 32 | theirs : std::uint64_t(theirs) << 32 | even_group;
         if (row < args_.mask.seqlen_q && column + first_column < args_.o_columns)
           *reinterpret_cast<std::uint64_t*>(to + column) = value;
       }

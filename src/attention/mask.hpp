@@ -29,8 +29,8 @@ struct Mask {
 };
 
 /// The key blocks some of a range of rows sees, [begin, end). Those in [full_begin, full_end) every row sees whole; the
-/// others are edge blocks, right (causal) or left (window) of them, and need the mask. Kernels visit from the end to the
-/// begin.
+/// others are edge blocks, right (causal) or left (window) of them, and need the mask. Kernels visit from the end to
+/// the begin.
 struct BlockWalk {
   int begin, end;
   int full_begin, full_end;

@@ -29,8 +29,8 @@ class OnlineSoftmax {
   HOPPER_FUNCTION explicit OnlineSoftmax(const Scale& scale) : scale_(scale) {}
   OnlineSoftmax(const Scale&&) = delete;  // it is kept by reference
 
-  /// P = 2^(S * scale - m) in 16 bits, as the A operand of P V (an accumulator's layout is already that of the operand),
-  /// and its sums. True if a row outgrew its m: then P is void, and the warp has to raise() and call again.
+  /// P = 2^(S * scale - m) in 16 bits, as the A operand of P V (an accumulator's layout is already that of the
+  /// operand), and its sums. True if a row outgrew its m: then P is void, and the warp has to raise() and call again.
   template <hopper::Element element, int columns>
   HOPPER_FUNCTION bool exponentiate(hopper::OperandA<columns>& p, const hopper::Accumulator<columns>& s) {
     float scale[2];

@@ -62,9 +62,9 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
   std::copy(problem.lse_stride.begin(), problem.lse_stride.end(), args.lse_stride);
   args.mask = {int(problem.seqlen_q), int(problem.seqlen_k), problem.causal};
   const int rows = config.cluster * config.tile_q;
-  args.order = attention::make_tile_order(rows, int((problem.seqlen_q + rows - 1) / rows), int(problem.heads),
-                                          int(problem.heads * problem.batch), int(problem.group()),
-                                          sm_count / config.cluster);
+  args.order =
+      attention::make_tile_order(rows, int((problem.seqlen_q + rows - 1) / rows), int(problem.heads),
+                                 int(problem.heads * problem.batch), int(problem.group()), sm_count / config.cluster);
   args.group = int(problem.group());
   args.scale = kernel_scale(problem.softmax_scale);
   // Items of unequal length are taken as CTAs become free; for equal ones the counter would only cost its reset.

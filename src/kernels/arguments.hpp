@@ -15,8 +15,8 @@ using TensorMapEncoder = hopper::TensorMap (*)(const hopper::TensorMapSpec&);
 /// The kernel's form of a softmax_scale of at most 2^64 in size.
 attention::Scale kernel_scale(float softmax_scale);
 
-/// For a chip with `sm_count` SMs. Points the plan's copied tensors into `workspace` and fills in everything the kernel needs. args.next_item, if not
-/// null, is the first word of the workspace and must be 0 at launch.
+/// For a chip with `sm_count` SMs. Points the plan's copied tensors into `workspace` and fills in everything the kernel
+/// needs. args.next_item, if not null, is the first word of the workspace and must be 0 at launch.
 attention::ForwardArguments forward_arguments(const ForwardProblem& problem, ForwardPlan& plan, void* workspace,
                                               int sm_count, TensorMapEncoder encode);
 

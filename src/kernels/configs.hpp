@@ -33,7 +33,7 @@ inline constexpr int never = 0x7fffffff;
 inline constexpr ForwardRow forward_rows[] = {
     // name               element        d    d_v  tile_q tile_kv stages q_buffers output                edges            turns        cluster
     {"f16_d64",             {Element::f16,  64,  64,  192,   128,    4,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 1}, always, always},
-    {"f16_d96",             {Element::f16,  96,  96,  192,   112,    2,     2,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
+    {"f16_d96",             {Element::f16,  96,  96,  192,   112,    2,     2,        Output::over_q,       Edges::own_loop, Turns::gemm, 1}, always, always},
     {"f16_d128",            {Element::f16,  128, 128, 128,   128,    2,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 1}, always, always},
     {"f16_d128_cluster",    {Element::f16,  128, 128, 128,   128,    2,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 2}, 4096, 4096},
     {"f16_d192v128",        {Element::f16,  192, 128, 128,   128,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
@@ -41,7 +41,7 @@ inline constexpr ForwardRow forward_rows[] = {
     {"f16_d256",            {Element::f16,  256, 256, 128,   80,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"f16_d256_cluster",    {Element::f16,  256, 256, 128,   80,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
     {"bf16_d64",            {Element::bf16, 64,  64,  192,   128,    4,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 1}, always, always},
-    {"bf16_d96",            {Element::bf16, 96,  96,  192,   112,    2,     2,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
+    {"bf16_d96",            {Element::bf16, 96,  96,  192,   112,    2,     2,        Output::over_q,       Edges::own_loop, Turns::gemm, 1}, always, always},
     {"bf16_d128",           {Element::bf16, 128, 128, 128,   128,    2,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 1}, always, always},
     {"bf16_d128_cluster",   {Element::bf16, 128, 128, 128,   128,    2,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 2}, 4096, 4096},
     {"bf16_d192v128",       {Element::bf16, 192, 128, 128,   128,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},

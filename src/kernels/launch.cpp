@@ -145,16 +145,14 @@ void launch(const ForwardKernel& kernel, ForwardPlan plan, const ForwardProblem&
                                                           {"workspace", workspace}};
   for (const auto& [name, pointer] : pointers) check_device_pointer(name, pointer, device);
 
-  attention::ForwardArguments args =
-      forward_arguments(problem, plan, workspace, sm_count, encode_tensor_map);
+  attention::ForwardArguments args = forward_arguments(problem, plan, workspace, sm_count, encode_tensor_map);
   args.stamps = stamps;
   const int ctas = cta_count(args.order.count(), kernel.cluster, sm_count, problem.sm_margin);
   allow_shared_memory(kernel);  // again at every launch: it belongs to the context, of which a device may have several
   const auto copy = [&](const TensorRef& from, const TensorRef& to, const TensorRef& packed) {
     check(cudaError_t(launch_strided_copy(copy_between(from, to, packed), stream)), "launch of strided_copy");
   };
-  if (args.next_item != nullptr)
-    check(cudaMemsetAsync(args.next_item, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
+  if (args.next_item != nullptr) check(cudaMemsetAsync(args.next_item, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
   if (plan.q.copied) copy(problem.q, plan.q.tensor, plan.q.tensor);
   if (plan.k.copied) copy(problem.k, plan.k.tensor, plan.k.tensor);
   if (plan.v.copied) copy(problem.v, plan.v.tensor, plan.v.tensor);

@@ -66,7 +66,8 @@ ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
   plan.row = row < 0 ? select_forward_row(problem.dtype, problem.d, problem.d_v,
                                           // The neighbour that a cluster needs may be what is left free.
                                           problem.sm_margin > 0 ? 0 : std::min(problem.seqlen_q, problem.seqlen_k),
-                                          problem.causal) : row;
+                                          problem.causal)
+                     : row;
   if (plan.row < 0)
     throw Error(FA3_NOT_SUPPORTED, "no kernel for this dtype with d = " + std::to_string(problem.d) +
                                        ", d_v = " + std::to_string(problem.d_v));

@@ -1053,7 +1053,7 @@ float Cluster::quad_reduce(float value, bool maximum) {
 }
 
 std::uint32_t Cluster::quad_exchange(std::uint32_t x) {
-  Rendezvous& quad = *quads_[std::size_t(thread() / 4)];
+  Rendezvous& quad = *quads_[std::size_t(self().index / 4)];
   quad.address[std::size_t(thread() % 4)] = x;
   // Kept apart, because a thread may enter the next rendezvous before another has left this one.
   meet(quad, 4, "from_neighbour", false, [&] { quad.exchanged = quad.address; });
