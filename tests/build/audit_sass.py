@@ -46,7 +46,11 @@ class Instruction:
     address: int
     opcode: str  # with its modifiers, for example WARPGROUP.DEPBAR.LE
     operands: list[str]
-    guarded: bool
+    guard: str | None  # the predicate it runs under, for example !P0
+
+    @property
+    def guarded(self) -> bool:
+        return self.guard is not None
 
     @property
     def modifiers(self) -> list[str]:
@@ -90,7 +94,7 @@ def parse(listing: str) -> list[Function]:
                     int(match["address"], 16),
                     opcode,
                     [operand.strip() for operand in operands.split(",") if operand.strip()],
-                    match["guard"] is not None,
+                    match["guard"],
                 )
             )
     return functions
@@ -142,10 +146,6 @@ def written_registers(instruction: Instruction) -> range:
 def successors(function: Function) -> list[list[int]]:
     """For every instruction the indices of those that may run next."""
     index = {instruction.address: i for i, instruction in enumerate(function.instructions)}
-    reconvergence: dict[str, list[int]] = {}
-    for instruction in function.instructions:
-        if instruction.name == "BSSY" and (target := jump_target(instruction)) in index:
-            reconvergence.setdefault(instruction.operands[0], []).append(index[target])
     edges = []
     for i, instruction in enumerate(function.instructions):
         following = [i + 1] if i + 1 < len(function.instructions) else []
@@ -155,11 +155,49 @@ def successors(function: Function) -> list[list[int]]:
             edges.append(([index[target]] if target in index else []) + (following if conditional else []))
         elif instruction.name in ("EXIT", "RET", "BRX", "JMX", "KILL"):
             edges.append(following if instruction.guarded else [])
-        elif instruction.name == "BSYNC":
-            edges.append(following + reconvergence.get(instruction.operands[0], []))
         else:
             edges.append(following)
+    add_reconvergence(function.instructions, index, edges)
     return edges
+
+
+def add_reconvergence(code: list[Instruction], index: dict[int, int], edges: list[list[int]]) -> None:
+    """Edges of BSYNC, which goes on at the address named by the BSSY that armed its barrier.
+
+    One barrier serves many regions. At first any BSSY of it counts, then only those that reach the BSYNC; that takes
+    edges away, so it is done until nothing changes.
+    """
+    arms: dict[int, list[int]] = {i: [] for i, instruction in enumerate(code) if instruction.name == "BSYNC"}
+    regions = [i for i, instruction in enumerate(code) if instruction.name == "BSSY" and jump_target(instruction) in index]
+    own = {i: edges[i] for i in arms}
+    for i in arms:
+        arms[i] = [j for j in regions if code[j].operands[0] == code[i].operands[0]]
+    moved = any(instruction.name == "BMOV" for instruction in code)  # barriers kept in registers cannot be followed
+    while True:
+        for i, by in arms.items():
+            targets = [index[jump_target(code[j])] for j in by]
+            keeps_on = own[i] if code[i].guarded or not by else []
+            edges[i] = list(dict.fromkeys(keeps_on + targets))
+        if moved:
+            return
+        reaching: dict[int, list[int]] = {i: [] for i in arms}
+        for region in regions:
+            barrier = code[region].operands[0]
+            seen, work = set(), list(edges[region])
+            while work:
+                i = work.pop()
+                if i in seen:
+                    continue
+                seen.add(i)
+                if code[i].name in ("BSSY", "BSYNC") and code[i].operands[0] == barrier:
+                    if i in reaching:
+                        reaching[i].append(region)
+                    if not code[i].guarded:
+                        continue
+                work += edges[i]
+        if reaching == arms:
+            return
+        arms = reaching
 
 
 def jump_target(instruction: Instruction) -> int | None:
@@ -232,21 +270,32 @@ def audit(function: Function) -> Result:
     return result
 
 
+def find_disassembler(name: str) -> str | None:
+    """Its path; None, and a word about it, where there is none."""
+    tool = shutil.which(name)
+    if tool is None:
+        print(f"skipped: no disassembler ({name}); it comes with the CUDA toolkit or nvidia-cuda-cuobjdump of PyPI")
+    return tool
+
+
+def disassemble(tool: str, binary: str) -> list[Function]:
+    """The functions of a library, an object file or a cubin. Ends the program if the tool fails."""
+    disassembly = subprocess.run([tool, "-sass", binary], capture_output=True, text=True)
+    if disassembly.returncode != 0:
+        sys.exit(f"error: {tool} failed (it needs nvdisasm beside it): {disassembly.stderr.strip()}")
+    return parse(disassembly.stdout)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
     parser.add_argument("--cuobjdump", default="cuobjdump")
     arguments = parser.parse_args()
-    tool = shutil.which(arguments.cuobjdump)
+    tool = find_disassembler(arguments.cuobjdump)
     if tool is None:
-        print(f"skipped: no disassembler ({arguments.cuobjdump}); it comes with the CUDA toolkit or nvidia-cuda-cuobjdump of PyPI")
         return SKIPPED
-    disassembly = subprocess.run([tool, "-sass", arguments.binary], capture_output=True, text=True)
-    if disassembly.returncode != 0:
-        print(f"error: {tool} failed (it needs nvdisasm beside it): {disassembly.stderr.strip()}", file=sys.stderr)
-        return 1
     wgmmas = violations = kernels = 0
-    for function in parse(disassembly.stdout):
+    for function in disassemble(tool, arguments.binary):
         result = audit(function)
         if result.wgmmas == 0:
             continue

@@ -162,6 +162,23 @@ class SassAudit(unittest.TestCase):
             "BSSY B0, 0x50", RS + ", gsb0", "BSYNC B0", WAIT_0, "EXIT", "MOV R8, RZ", WAIT_0, "EXIT", words="R8"
         )
 
+    def test_a_barrier_of_two_regions(self):
+        # The second BSYNC goes on where its own BSSY says, and not at the write.
+        regions = ["BSSY B0, 0x20", "BSYNC B0", "MOV R8, RZ", RS + ", gsb0", "BSSY B0, 0x60", "BSYNC B0", WAIT_0, "EXIT"]
+        self.assert_clean(*regions)
+        # Unless the barrier was out of sight, in a register.
+        self.assert_violation(*regions, "BMOV.32.CLEAR R1, B0", words="R8")
+        # The second BSSY is jumped over: then it is the first one's address.
+        self.assert_violation(
+            "BSSY B0, 0x60", RS + ", gsb0", "@P0 BRA 0x40", "BSSY B0, 0x50", "BSYNC B0", WAIT_0, "MOV R8, RZ", "EXIT", words="R8"
+        )
+
+    def test_nested_regions(self):
+        # The inner region's B1 does not end the outer one's B0.
+        self.assert_violation(
+            "BSSY B0, 0x60", RS + ", gsb0", "BSSY B1, 0x40", "BSYNC B1", "BSYNC B0", WAIT_0, "MOV R8, RZ", "EXIT", words="R8"
+        )
+
     def test_what_cannot_be_followed(self):
         self.assert_violation(RS + ", gsb0", "CALL.REL.NOINC 0x0", WAIT_0, "EXIT", words="CALL")
         self.assert_violation(RS + ", gsb0", "BRA 0x1000", WAIT_0, "EXIT", words="BRA")
