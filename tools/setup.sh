@@ -87,15 +87,15 @@ ensure_matplotlib() {
   pip_install "$1" 'matplotlib>=3.6' || echo "that failed: these tests will be skipped"
 }
 
-# ensure_disassembler DIRECTORY: cuobjdump (and nvdisasm, which it calls) for the SASS audit, in the virtual environment
-# DIRECTORY where nothing else has them. Without them (no network, say) that one test is skipped.
+# ensure_disassembler DIRECTORY: cuobjdump (and nvdisasm, which it calls) for the checks of the SASS, in the virtual
+# environment DIRECTORY where nothing else has them. Without them (no network, say) these tests are skipped.
 ensure_disassembler() {
   local bin
   command -v cuobjdump >/dev/null && command -v nvdisasm >/dev/null && return
   for bin in "$(dirname "$CUDACXX")" "$1"/lib/python3*/site-packages/nvidia/cu13/bin; do
     [ -x "$bin/cuobjdump" ] && [ -x "$bin/nvdisasm" ] && return
   done
-  echo "installing cuobjdump and nvdisasm into $1 for the SASS audit"
+  echo "installing cuobjdump and nvdisasm into $1 for the checks of the SASS"
   pip_install "$1" nvidia-cuda-cuobjdump==13.2.78 nvidia-cuda-nvdisasm==13.2.78 ||
-    echo "that failed: the SASS audit will be skipped"
+    echo "that failed: these tests will be skipped"
 }

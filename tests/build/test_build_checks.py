@@ -1,10 +1,13 @@
 """The build checks must find what they are for, and nothing else: small made-up logs and listings."""
 
+import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
 
 import audit_sass
+import check_overlap
 import check_ptxas_log
 
 CLEAN_LOG = """\
@@ -188,6 +191,213 @@ class SassAudit(unittest.TestCase):
         # 64 x 8 in f16: two registers, not four.
         self.assert_clean(RS + ", gsb0", "HGMMA.64x8x16.F16 R6, gdesc[UR4], R6, gsb0", WAIT_0, "EXIT")
         self.assert_violation(RS + ", gsb0", "HGMMA.64x8x16.F32 R6, gdesc[UR4], R6, gsb0", WAIT_0, "EXIT", words="R8")
+
+
+def assembled(*lines: str) -> str:
+    """A listing in which `name:` marks an address and {name} stands for it."""
+    labels, code = {}, []
+    for line in lines:
+        if line.endswith(":"):
+            labels[line[:-1]] = f"{16 * len(code):#x}"
+        else:
+            code.append(line)
+    return listing(*(line.format(**labels) for line in code))
+
+
+def edited(lines: list[str], *edits: tuple[str, list[str]]) -> list[str]:
+    """The lines with some of them replaced; each must be there once."""
+    for line, by in edits:
+        assert lines.count(line) == 1, line
+        at = lines.index(line)
+        lines = lines[:at] + by + lines[at + 1 :]
+    return lines
+
+
+# Sixteen keys: two k16 steps of S, one of P V, eight exponentials.
+TAKE, PASS = "BAR.SYNC.DEFER_BLOCKING R1, 0x100", "BAR.ARV R2, 0x100"
+S_1, S_2 = "HGMMA.64x16x16.F32 R40, gdesc[UR4], RZ, !UPT", "HGMMA.64x16x16.F32 R40, gdesc[UR8], R40, gsb0"
+PV = "HGMMA.64x64x16.F32 R100, R60, gdesc[UR12].tnspB, R100, gsb0"
+EX2 = [f"MUFU.EX2 R{register}, R{register}" for register in range(20, 28)]
+ROUND = "@P3 BRA {loop}"
+RARE = ["@!P0 BRA {usual}", "rare:", "FMNMX R3, R40, R41, !PT", "MUFU.EX2 R19, R19", "VOTE.ANY P0, P0", "@P0 BRA {rare}"]
+STEP = [
+    "loop:", TAKE, "spin:", "SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [R4], R5", "@!P1 BRA {spin}",
+    "WARPGROUP.ARRIVE", S_1, "UIADD3 UR4, UR4, 0x2, URZ", S_2, "WARPGROUP.ARRIVE", PV, PASS, WAIT_1,
+    *EX2[:3], WAIT_0, *EX2[3:], "FFMA R3, R4, R5, R6", "F2FP.F16.F32.PACK_AB R60, R20, R21", "VOTE.ANY P0, P0", *RARE,
+    "usual:", ROUND,
+]  # fmt: skip
+# The same with all exponentials behind the wait for P V.
+BEHIND = edited(STEP, *((x, []) for x in EX2[:3]), (EX2[3], EX2[:4]))
+
+
+class Overlap(unittest.TestCase):
+    def judge(self, lines: list[str], *without: str) -> check_overlap.Row:
+        claims = set(check_overlap.CLAIMS) - set(without)
+        return check_overlap.judge("row", audit_sass.parse(assembled("MOV R1, RZ", *lines, "EXIT")), claims)
+
+    def assert_clean(self, lines: list[str], *without: str):
+        self.assertEqual(self.judge(lines, *without).findings, [])
+
+    def assert_finding(self, lines: list[str], words: str, *without: str):
+        findings = self.judge(lines, *without).findings
+        self.assertTrue(any(words in finding for finding in findings), findings)
+
+    def test_clean(self):
+        self.assert_clean(STEP)
+        self.assert_clean(BEHIND, "under_pv")
+
+    def test_counts_are_of_one_usual_trip(self):
+        (loop,) = self.judge(STEP).loops
+        counts = (loop.exponentials, loop.under_pv, loop.count("FFMA"), loop.count("FMNMX"), loop.count("F2FP"))
+        self.assertEqual(counts, (8, 3, 1, 0, 1))
+        self.assertEqual(len(loop.common), sum(not x.endswith(":") for x in STEP) - len(RARE) + 2)
+        self.assertEqual(loop.rare, 4)
+        self.assertEqual(sum(map(check_overlap.is_uniform, loop.common)), 1)
+        self.assertTrue(check_overlap.is_s(loop.common[0]))
+
+    def test_loop_that_begins_elsewhere(self):
+        # Turned by the compiler: the loop is entered at the waits, S and P V stand at its end.
+        lines = [x for x in STEP if x not in ("loop:", ROUND)]
+        at = lines.index(WAIT_1)
+        turned = ["loop:", *lines[at:], *lines[:at], ROUND]
+        self.assert_clean(turned)
+        self.assertEqual(self.judge(turned).loops[0].under_pv, 3)
+
+    def test_edge_loop_may_have_its_exponentials_behind(self):
+        second = edited(BEHIND, (TAKE, ["IADD3 R9, R9, 0x1, RZ"] * 9 + [TAKE]))
+        for label in ("loop", "usual", "rare", "spin"):
+            second = [line.replace(label, label + "_2") for line in second]
+        row = self.judge(second + STEP)
+        self.assertEqual([(loop.kind, loop.under_pv) for loop in row.loops], [("whole", 3), ("edge", 0)])
+        self.assertEqual(row.findings, [])
+
+    def test_outer_loop_is_no_main_loop(self):
+        self.assertEqual(len(self.judge(["tile:", "MOV R7, RZ", *STEP, "@P4 BRA {tile}"]).loops), 1)
+
+    def test_serialised(self):
+        wait = edited(STEP, (S_1, [S_1 + ", gsb0", WAIT_0]))
+        self.assert_finding(wait, "serialised")
+        self.assert_finding(edited(STEP, (S_1, [S_1 + ", gsb0"])), "serialised")
+        self.assert_finding(edited(STEP, (S_1, [S_1, "WARPGROUP.ARRIVE"])), "serialised")
+        self.assert_finding(wait, "serialised", *check_overlap.CLAIMS)
+
+    def test_uncommitted(self):
+        self.assert_finding(edited(STEP, (S_2, [S_2.removesuffix(", gsb0")])), "not committed")
+
+    def test_local_memory(self):
+        for line in ("STL [R1], R20", "LDL.64 R20, [R1+0x8]"):
+            for place in (TAKE, WAIT_0, "FMNMX R3, R40, R41, !PT"):
+                self.assert_finding(edited(STEP, (place, [line, place])), "local memory")
+        self.assert_clean([*STEP, "STL [R1], R20"])
+
+    def test_maximum_off_the_rare_path(self):
+        self.assert_finding(edited(STEP, (WAIT_0, ["FMNMX R3, R40, R41, !PT", WAIT_0])), "maximum")
+        skipped = edited(STEP, (WAIT_0, ["@P5 BRA {skip}", "FMNMX R3, R40, R41, !PT", "skip:", WAIT_0]))
+        self.assert_finding(skipped, "maximum")
+        self.assert_finding(edited(STEP, ("@!P0 BRA {usual}", ["@P0 BRA {usual}"])), "maximum")
+
+    def test_vote_whose_branch_is_taken_if_it_carries(self):
+        self.assert_clean(edited(STEP, ("@!P0 BRA {usual}", ["@P0 BRA {rare}", "BRA {usual}"])))
+
+    def test_vote_without_a_branch(self):
+        self.assert_finding(edited(STEP, ("@!P0 BRA {usual}", ["@!P6 BRA {usual}"])), "not followed by a branch")
+        overwritten = ["ISETP.NE.AND P0, PT, R3, RZ, PT", "@!P0 BRA {usual}"]
+        self.assert_finding(edited(STEP, ("@!P0 BRA {usual}", overwritten)), "not followed by a branch")
+
+    def test_s_awaited_before_pv(self):
+        one_stage = [x for x in BEHIND if x not in (WAIT_0, WAIT_1)]
+        one_stage = edited(one_stage, (S_2, [S_2, WAIT_0]), (PASS, [PASS, WAIT_0]))
+        self.assert_finding(one_stage, "before P V is issued", "under_pv")
+        self.assert_clean(one_stage, "under_pv", "two_stages")
+
+    def test_exponentials_before_the_issue(self):
+        self.assert_finding(edited(STEP, (EX2[0], []), (S_2, [S_2, EX2[0]])), "between the HGMMAs")
+        self.assert_finding(edited(STEP, (EX2[0], []), (PASS, [PASS, EX2[0]])), "before the wait for S")
+        # Between the turn's begin and S: they hold up the other warpgroup.
+        self.assert_finding(edited(STEP, (EX2[0], []), (TAKE, [TAKE, EX2[0]])), "turn is not taken")
+
+    def test_one_wait_for_both(self):
+        self.assert_finding(edited(BEHIND, (WAIT_1, [])), "retires P V as well", "under_pv")
+
+    def test_exponentials_behind(self):
+        self.assert_finding(BEHIND, "under_pv")
+
+    def test_turn_not_passed(self):
+        self.assert_finding(edited(BEHIND, (PASS, [])), "passed 0 times", "under_pv")
+        self.assert_finding(edited(BEHIND, (PASS, ["@P5 " + PASS])), "passed 0 times", "under_pv")
+        self.assert_clean(edited(BEHIND, (PASS, []), (TAKE, [])), "under_pv", "hand_over")
+
+    def test_turn_passed_late_or_early(self):
+        for place in (WAIT_1, WAIT_0, EX2[7]):
+            self.assert_finding(edited(STEP, (PASS, []), (place, [place, PASS])), "turn is not passed")
+        self.assert_finding(edited(STEP, (PASS, []), (PV, [PASS, PV])), "turn is not passed")
+        self.assert_finding(edited(STEP, (PASS, ["SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R4], RZ", PASS])), "turn is not passed")
+        self.assert_clean(edited(STEP, (PASS, ["IADD3 R9, R9, 0x1, RZ", PASS])))
+
+    def test_turn_not_taken(self):
+        self.assert_finding(edited(STEP, (TAKE, [])), "taken 0 times")
+
+    def test_pv_not_retired(self):
+        self.assert_finding(edited(STEP, (WAIT_0, [])), "no wait retires")
+
+    def test_other_numbers_than_the_tile_asks_for(self):
+        self.assert_finding(edited(STEP, (EX2[7], [])), "7 EX2")
+        self.assert_finding(edited(STEP, (PV, [PV.removesuffix(", gsb0"), PV])), "2 HGMMAs of P V")
+
+    def test_products_mixed(self):
+        self.assert_finding(edited(STEP, (S_2, [PV.removesuffix(", gsb0")]), (PV, [S_2, PV])), "not one S and one P V")
+
+    def test_products_on_some_ways_only(self):
+        self.assert_finding(edited(STEP, (S_1, ["@P5 BRA {skip}", S_1, "skip:"])), "some ways")
+
+    def test_no_main_loop(self):
+        self.assert_finding([S_2, PV, WAIT_0], "0 loops")
+        self.assert_finding(["MOV R2, RZ"], "0 kernels")
+
+    def test_reconvergence_stays_inside(self):
+        # Two regions share B0; the loop's own ends where its BSSY says.
+        lines = ["BSSY B0, {far}", "BSYNC B0", "far:"] + edited(
+            STEP, (WAIT_0, ["BSSY B0, {near}", "@P5 BRA {skip}", "IADD3 R9, R9, 0x1, RZ", "skip:", "BSYNC B0", "near:", WAIT_0])
+        )
+        self.assert_clean(lines)
+
+    def test_claims_come_from_the_table(self):
+        claims = check_overlap.claims_of_table(
+            '    // name\n    {"a", {Element::f16, 64, Edges::own_loop, Turns::gemm, 1}, 0},\n'
+            '    {"b_2",  {Edges::branch, Turns::free_running, 2}, 0},\n    // {"c", {Turns::gemm}},\n'
+        )
+        self.assertEqual(claims, {"a": {"two_stages", "hand_over", "under_pv"}, "b_2": {"two_stages"}})
+        table = Path(__file__).parents[2] / "src/kernels/configs.hpp"
+        self.assertTrue(check_overlap.claims_of_table(table.read_text()))
+
+    def test_command(self):
+        # Listings stand in for the objects and cat for the disassembler.
+        with tempfile.TemporaryDirectory() as directory:
+            tool, header = Path(directory, "tool"), Path(directory, "table.hpp")
+            tool.write_text('#!/bin/sh\n[ "$1" = -sass ] && cat "$2"\n')
+            tool.chmod(0o755)
+            header.write_text("".join(f'    {{"{row}", {{Edges::own_loop, Turns::gemm}}}},\n' for row in ("good", "behind")))
+            objects = [Path(directory, f"forward_{row}.cu.o") for row in ("good", "behind")]
+            for path, lines in zip(objects, (STEP, BEHIND)):
+                path.write_text(assembled("MOV R1, RZ", *lines, "EXIT"))
+
+            def run(*arguments) -> subprocess.CompletedProcess:
+                command = [sys.executable, "-B", check_overlap.__file__, "--table", header, *arguments]
+                return subprocess.run(command, capture_output=True, text=True)
+
+            done = run(*objects, "--cuobjdump", tool)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn("error: behind: loop at 0x0010 (all): under_pv: ", done.stderr)
+            self.assertEqual(len(done.stderr.splitlines()), 1)
+            done = run(*objects, "--cuobjdump", tool, "--without", "behind:under_pv")
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertRegex(done.stdout, r"(?m)^good +all +\d+ +2\+1 +8 +3 ")
+            self.assertRegex(done.stdout, r"(?m)^behind +all +\d+ +2\+1 +8 +0 ")
+            self.assertEqual(run(*objects, "--cuobjdump", Path(directory, "nothing")).returncode, audit_sass.SKIPPED)
+            for wrong in ([objects[0]], [*objects, "--without", "behind:speed"], [*objects, "--without", "none:under_pv"]):
+                done = run(*wrong, "--cuobjdump", tool)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn("error: ", done.stderr)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,400 @@
+#!/usr/bin/env python3
+"""Shows the overlap of GEMMs and softmax in the machine code of every row, and fails where a row lacks what it claims.
+
+Read are the main loops: the innermost loops that hold HGMMAs of both products, S = Q K^T (A in shared memory) and
+O += P V (A in registers). A row with Edges::own_loop has two, one over edge blocks and one over whole blocks (the
+shorter one), a row with Edges::branch has one. A loop's common path is the shortest way round it on which no VOTE.ANY
+carries; what stands behind a vote that carries is the rare path, on which m is raised.
+
+Of every loop:
+  - one S and one P V per trip, each with one commit, behind its last HGMMA, and nothing of WARPGROUP inside: ptxas, where
+    it serialises wgmma, closes and awaits a group for each. HGMMAs and EX2s are as many as the tile shape asks for;
+  - no access to local memory, and no FMNMX off the rare path.
+Of every loop of a row that claims it (the claims come from the row's line in the table):
+  two_stages  S of the next block and P V of this one are issued before either is waited for, without an exponential in
+              between, and the wait for S leaves P V in flight (Algorithm 2);
+  hand_over   ping-pong: BAR.SYNC takes the turn after the last exponential and before the first HGMMA, BAR.ARV passes
+              it right after the last HGMMA, before any barrier, wait and exponential (Turns::gemm);
+  under_pv    in the loop over whole blocks, exponentials stand before the wait that retires P V (Edges::own_loop).
+Where the exponentials stand behind that wait, they can only run under the other warpgroups' GEMMs, which is what the
+hand-over lets happen; that it does is measured, not proved here: `fa3 trace --device cuda`.
+
+Usage: check_overlap.py OBJECT... --table HEADER [--without ROW:CLAIM]... [--cuobjdump PATH]
+       OBJECT: forward_ROW.cu.o of a row; every row of the table in HEADER must be there
+Exit code: 0 all rows are as they claim; 1 a finding; 77 no disassembler here (CTest counts that as skipped).
+"""
+
+import argparse
+import os
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import audit_sass
+from audit_sass import Function, Instruction
+
+CLAIMS = ("two_stages", "hand_over", "under_pv")
+MOST_FINDINGS = 6  # printed of one kind and loop: serialised code has one for every HGMMA
+ROW = re.compile(r'^ *\{"([a-z0-9_]+)", *\{([^}]*)\}', re.MULTILINE)
+
+Edge = tuple[int, int]
+
+
+def claims_of_table(header: str) -> dict[str, set[str]]:
+    """Row -> what it claims, from the text of the kernel table."""
+    rows = {}
+    for name, config in ROW.findall(header):
+        rows[name] = {"two_stages"}
+        if "Turns::gemm" in config:
+            rows[name].add("hand_over")
+        if "Edges::own_loop" in config:
+            rows[name].add("under_pv")
+    return rows
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Control flow
+
+
+def natural_loops(edges: list[list[int]]) -> dict[int, set[int]]:
+    """Header -> the loop's instructions, over all back edges to it (a back edge ends at a dominator of its start)."""
+    order, seen, stack = [], {0}, [(0, iter(edges[0]))]
+    while stack:
+        i, following = stack[-1]
+        j = next((j for j in following if j not in seen), None)
+        if j is None:
+            order.append(i)
+            stack.pop()
+        else:
+            seen.add(j)
+            stack.append((j, iter(edges[j])))
+    order.reverse()
+    predecessors: dict[int, list[int]] = {i: [] for i in order}
+    for i in order:
+        for j in edges[i]:
+            predecessors[j].append(i)
+
+    dominators = {0: 1}  # sets as bit masks
+    changed = True
+    while changed:
+        changed = False
+        for i in order[1:]:
+            common = -1
+            for j in predecessors[i]:
+                common &= dominators.get(j, -1)
+            common |= 1 << i
+            if common != dominators.get(i):
+                dominators[i] = common
+                changed = True
+
+    loops: dict[int, set[int]] = {}
+    for latch in order:
+        for header in edges[latch]:
+            if dominators[latch] >> header & 1:
+                loop = loops.setdefault(header, {header})
+                work = [latch]
+                while work:
+                    i = work.pop()
+                    if i not in loop:
+                        loop.add(i)
+                        work += predecessors[i]
+    return loops
+
+
+def rare_edges(code: list[Instruction], edges: list[list[int]], loop: set[int], findings: list[str]) -> set[Edge]:
+    """The edges taken if a VOTE.ANY of the loop carries: those of the branch on its predicate."""
+    rare = set()
+    for i in sorted(loop):
+        if code[i].name not in ("VOTE", "VOTEU") or "ANY" not in code[i].modifiers:
+            continue
+        predicate = code[i].operands[0]
+        branch = i + 1
+        while branch in loop and code[branch].name not in ("BRA", "EXIT") and predicate not in code[branch].operands[:2]:
+            branch += 1
+        if branch not in loop or code[branch].name != "BRA" or code[branch].guard not in (predicate, "!" + predicate):
+            findings.append(f"{code[i].address:#06x} {code[i].opcode} is not followed by a branch on {predicate}")
+            continue
+        taken = edges[branch][0]
+        rare |= {(branch, j) for j in edges[branch] if (j == taken) == (code[branch].guard == predicate)}
+    return rare
+
+
+def shortest_way(edges: list[list[int]], start: int, end: int, loop: set[int], rare: set[Edge]) -> list[int]:
+    """The instructions from the start to before the end, round the loop if they are the same; empty if all ways are rare."""
+    came_from: dict[int, int] = {}
+    front = [start]
+    while front and end not in came_from:
+        reached = []
+        for i in front:
+            for j in edges[i]:
+                if (i, j) not in rare and j in loop and j not in came_from:
+                    came_from[j] = i
+                    reached.append(j)
+        front = reached
+    if end not in came_from:
+        return []
+    way = [came_from[end]]
+    while way[-1] != start:
+        way.append(came_from[way[-1]])
+    return way[::-1]
+
+
+def reachable(edges: list[list[int]], header: int, loop: set[int], rare: set[Edge]) -> set[int]:
+    """The loop without its rare path."""
+    seen, work = {header}, [header]
+    while work:
+        i = work.pop()
+        for j in edges[i]:
+            if j in loop and j not in seen and (i, j) not in rare:
+                seen.add(j)
+                work.append(j)
+    return seen
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One loop
+
+
+def is_s(instruction: Instruction) -> bool:
+    return instruction.is_wgmma and not audit_sass.a_registers(instruction)
+
+
+def is_pv(instruction: Instruction) -> bool:
+    return instruction.is_wgmma and bool(audit_sass.a_registers(instruction))
+
+
+def is_exponential(instruction: Instruction) -> bool:
+    return instruction.opcode.startswith("MUFU.EX2")
+
+
+def pending(instruction: Instruction) -> int | None:
+    """Groups that a wait leaves in flight; None if this is no wait."""
+    if instruction.opcode.startswith("WARPGROUP.DEPBAR"):
+        return int(instruction.operands[-1], 16)
+    return None
+
+
+def is_uniform(instruction: Instruction) -> bool:
+    """On the uniform datapath, or a move to it."""
+    return instruction.name == "R2UR" or re.match(r"U(?!TMA|BLK|CGABAR)", instruction.name) is not None
+
+
+@dataclass
+class Loop:
+    """What stands in one main loop. Positions are those on the common path, turned so that it begins with S."""
+
+    address: int
+    kind: str = "all"  # or whole, edge
+    common: list[Instruction] = field(default_factory=list)
+    rare: int = 0  # instructions on the rare path
+    under_pv: int = 0  # exponentials between the waits for S and for P V
+    findings: dict[str, list[str]] = field(default_factory=dict)  # by claim; "": of every loop
+
+    def find(self, claim: str, text: str) -> None:
+        self.findings.setdefault(claim, []).append(text)
+
+    def count(self, *names: str) -> int:
+        return sum(instruction.name in names for instruction in self.common)
+
+    @property
+    def exponentials(self) -> int:
+        return sum(map(is_exponential, self.common))
+
+
+def read_loop(code: list[Instruction], edges: list[list[int]], header: int, members: set[int]) -> Loop:
+    """The facts and findings of one loop."""
+    loop = Loop(code[header].address)
+    votes: list[str] = []
+    rare = rare_edges(code, edges, members, votes)
+    loop.findings[""] = votes
+    usual = reachable(edges, header, members, rare)
+    loop.rare = len(members - usual)
+    for i in sorted(members):
+        if code[i].name in ("LDL", "STL"):
+            loop.find("", f"{code[i].address:#06x} {code[i].opcode}: local memory in the loop")
+        if code[i].name.startswith("FMNMX") and i in usual:
+            loop.find("", f"{code[i].address:#06x} {code[i].opcode}: a maximum off the rare path")
+    # By way of an HGMMA, because a wait for a barrier that is tried again may have the same header.
+    ways = [
+        shortest_way(edges, header, middle, members, rare) + shortest_way(edges, middle, header, members, rare)
+        for middle in members
+        if code[middle].is_wgmma and middle != header
+    ]
+    way = [code[i] for i in min(ways, key=len)]
+    wgmmas = [i for i, instruction in enumerate(way) if instruction.is_wgmma]
+    if len(wgmmas) != sum(code[i].is_wgmma for i in members):
+        loop.find("", "some HGMMAs stand on some ways round the loop only")
+        loop.common = way
+        return loop
+    first = next(i for k, i in enumerate(wgmmas) if is_s(way[i]) and is_pv(way[wgmmas[k - 1]]))
+    loop.common = way[first:] + way[:first]
+    read_schedule(loop)
+    return loop
+
+
+def read_schedule(loop: Loop) -> None:
+    """What stands where on the common path."""
+    code = loop.common
+    s = [i for i, x in enumerate(code) if is_s(x)]
+    pv = [i for i, x in enumerate(code) if is_pv(x)]
+    exponentials = [i for i, x in enumerate(code) if is_exponential(x)]
+    waits = [i for i, x in enumerate(code) if pending(x) is not None and not x.guarded]
+    if s[-1] > pv[0]:
+        loop.find("", "not one S and one P V per trip")
+        return
+
+    for name, product in (("S", s), ("P V", pv)):
+        for x in code[product[0] : product[-1]]:
+            if x.name == "WARPGROUP" or "gsb0" in x.operands:
+                loop.find("", f"{x.address:#06x} {x.opcode}: serialised, {name} is not one group")
+        if "gsb0" not in code[product[-1]].operands:
+            loop.find("", f"{code[product[-1]].address:#06x} {code[product[-1]].opcode}: {name} is not committed")
+    keys = 2 * audit_sass.accumulator_count(code[s[0]])
+    expected = (keys // 16, keys // 2)  # k16 steps of P V; 64 rows x keys exponentials by 128 threads
+    if (len(pv), len(exponentials)) != expected:
+        loop.find("", f"{len(pv)} HGMMAs of P V and {len(exponentials)} EX2, not {expected[0]} and {expected[1]}")
+    retired = next((i for i in waits if i > pv[-1] and pending(code[i]) == 0), None)
+    if retired is None or not exponentials:
+        loop.find("", "no wait retires P V, or there are no exponentials")
+        return
+
+    if any(s[0] < i < pv[-1] for i in waits):
+        loop.find("two_stages", "S is waited for before P V is issued")
+    elif any(s[0] < i < pv[-1] for i in exponentials):
+        loop.find("two_stages", "exponentials stand between the HGMMAs")
+    else:
+        ready = next(i for i in waits if i > pv[-1])
+        if pending(code[ready]) != 1:
+            loop.find("two_stages", "the wait for S retires P V as well")
+        if any(i < ready for i in exponentials):
+            loop.find("two_stages", "exponentials stand before the wait for S")
+        loop.under_pv = sum(ready < i < retired for i in exponentials)
+    if loop.under_pv == 0:
+        loop.find("under_pv", "no exponential stands before the wait that retires P V")
+
+    take = [i for i, x in enumerate(code) if x.opcode.startswith("BAR.SYNC") and not x.guarded]
+    give = [i for i, x in enumerate(code) if x.opcode.startswith("BAR.ARV") and not x.guarded]
+    if len(take) != 1 or len(give) != 1:
+        loop.find("hand_over", f"the turn is taken {len(take)} times and passed {len(give)} times")
+        return
+    if take[0] < max(exponentials):
+        loop.find("hand_over", "the turn is not taken between the last exponential and the first HGMMA")
+    if give[0] < pv[-1] or any(x.name in ("SYNCS", "WARPGROUP", "MUFU") for x in code[pv[-1] : give[0]]):
+        loop.find("hand_over", "the turn is not passed right after the last HGMMA")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# One row
+
+
+def read_function(function: Function) -> list[Loop]:
+    """The main loops, that over whole blocks first."""
+    code = function.instructions
+    edges = audit_sass.successors(function)
+    both = {
+        header: members
+        for header, members in natural_loops(edges).items()
+        if any(is_s(code[i]) for i in members) and any(is_pv(code[i]) for i in members)
+    }
+    loops = [
+        read_loop(code, edges, header, members)
+        for header, members in both.items()
+        if not any(other < members for other in both.values())
+    ]
+    loops.sort(key=lambda loop: len(loop.common))
+    if len(loops) == 2:
+        loops[0].kind, loops[1].kind = "whole", "edge"
+    return loops
+
+
+@dataclass
+class Row:
+    name: str
+    loops: list[Loop] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+
+
+def judge(name: str, functions: list[Function], claims: set[str]) -> Row:
+    """The loops of a row, and where they are not as they claim."""
+    row = Row(name)
+    kernels = [function for function in functions if any(x.is_wgmma for x in function.instructions)]
+    if len(kernels) != 1:
+        row.findings.append(f"{len(kernels)} kernels with wgmma, not one")
+        return row
+    row.loops = read_function(kernels[0])
+    if len(row.loops) not in (1, 2):
+        row.findings.append(f"{len(row.loops)} loops with both products, not one or two")
+    for loop in row.loops:
+        wanted = {"", *claims} - ({"under_pv"} if loop.kind == "edge" else set())
+        for claim in ("", *CLAIMS):
+            if claim not in wanted:
+                continue
+            found = loop.findings.get(claim, [])
+            for finding in found[:MOST_FINDINGS] + [f"{len(found) - MOST_FINDINGS} more"] * (len(found) > MOST_FINDINGS):
+                row.findings.append(f"loop at {loop.address:#06x} ({loop.kind}): {claim and claim + ': '}{finding}")
+    return row
+
+
+HEADINGS = ("row", "blocks", "instr", "S+PV", "EX2", "under PV", "FFMA", "FADD", "FMNMX", "F2FP", "uniform", "rare")
+
+
+def table(rows: list[Row]) -> str:
+    """One line per loop."""
+    lines = [HEADINGS]
+    for row in rows:
+        for loop in row.loops:
+            products = f"{sum(map(is_s, loop.common))}+{sum(map(is_pv, loop.common))}"
+            lines.append((row.name, loop.kind, len(loop.common), products, loop.exponentials, loop.under_pv,
+                          loop.count("FFMA"), loop.count("FADD"), loop.count("FMNMX"), loop.count("F2FP"),
+                          sum(map(is_uniform, loop.common)), loop.rare))  # fmt: skip
+    widths = [max(len(str(line[i])) for line in lines) for i in range(len(HEADINGS))]
+    return "\n".join(
+        "  ".join(f"{cell:<{w}}" if i < 2 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(line, widths)))
+        for line in lines
+    )
+
+
+def row_of(path: str) -> str:
+    return Path(path).name.removeprefix("forward_").partition(".")[0]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("objects", nargs="+", metavar="OBJECT")
+    parser.add_argument("--table", required=True, metavar="HEADER")
+    parser.add_argument("--without", action="append", default=[], metavar="ROW:CLAIM")
+    parser.add_argument("--cuobjdump", default="cuobjdump")
+    arguments = parser.parse_args()
+    tool = audit_sass.find_disassembler(arguments.cuobjdump)
+    if tool is None:
+        return audit_sass.SKIPPED
+
+    claims = claims_of_table(Path(arguments.table).read_text())
+    objects = {row_of(path): path for path in arguments.objects}
+    if not claims or claims.keys() != objects.keys():
+        sys.exit(f"error: {arguments.table} has the rows {sorted(claims)}, the objects are those of {sorted(objects)}")
+    for exception in arguments.without:
+        name, _, claim = exception.partition(":")
+        if claim not in claims.get(name, ()):
+            sys.exit(f"error: --without {exception}: there is no such row, or it does not claim that")
+        claims[name].remove(claim)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        listings = pool.map(lambda name: audit_sass.disassemble(tool, objects[name]), claims)
+        rows = [judge(name, functions, claims[name]) for name, functions in zip(claims, listings)]
+    print(table(rows))
+    print(
+        "of one trip on the common path; under PV: EX2 before the wait that retires P V; uniform: on the uniform datapath,\n"
+        "or a move to it; rare: instructions of the loop behind a vote that carries"
+    )
+    findings = [f"{row.name}: {finding}" for row in rows for finding in row.findings]
+    for finding in findings:
+        print(f"error: {finding}", file=sys.stderr)
+    print(f"{len(rows)} rows, {len(findings)} findings")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
