@@ -43,18 +43,15 @@ template <ForwardConfig config>
 class ItemQueue {
  public:
   HOPPER_FUNCTION ItemQueue(Shared<config>& shared, const ForwardArguments& args)
-      : shared_(shared), args_(args), item_(first()), place_(item_) {}
+      : shared_(shared), args_(args), item_(first()) {}
 
   HOPPER_FUNCTION int item() const { return item_; }
 
   /// Asks for the next item. The answer is needed a tile later: asking now hides the latency.
   HOPPER_FUNCTION void ask() {
     if (args_.next_item == nullptr) {
-      // Round r gives cluster c item r * clusters + (c + r) % clusters: if a head's items divide the number of
-      // clusters, each cluster still gets different ones.
       ++round_;
-      place_ = place_ + 1 == clusters() ? 0 : place_ + 1;
-      item_ = round_ * clusters() + place_;
+      item_ = round_ * clusters() + static_place(first(), round_, clusters(), args_.mask.causal);
     } else if (takes()) {
       item_ = clusters() + static_cast<int>(hopper::atomic_add(args_.next_item, 1u));
     }
@@ -94,7 +91,7 @@ class ItemQueue {
   Shared<config>& shared_;
   const ForwardArguments& args_;
   int item_;
-  int place_, round_ = 0;  // of a static schedule
+  int round_ = 0;  // of a static schedule
   Cursor<2> slot_;
 };
 

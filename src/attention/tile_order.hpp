@@ -41,10 +41,22 @@ struct TileOrder {
   }
 };
 
-/// Sections of `group` sequences, which share their keys, and a last one of at least twice as many items as run at once
-/// (`resident`): it begins with its longest items, and others must be left to fill the end.
+/// How many items each cluster gets if there is one section of them: few enough for a static schedule.
+inline constexpr int few_rounds = 4;
+
+/// Sections of `group` sequences, which share their keys, and a last one of `few_rounds` times as many items as run at
+/// once (`resident`): it begins with its longest items, and others must be left to fill the end.
 constexpr TileOrder make_tile_order(int rows, int row_items, int heads, int sequences, int group, int resident) {
-  return {rows, row_items, heads, sequences, group, minimum(sequences, (2 * resident + row_items - 1) / row_items)};
+  const int last = (few_rounds * resident + row_items - 1) / row_items;
+  return {rows, row_items, heads, sequences, group, minimum(sequences, last)};
+}
+
+/// A static schedule: in round r, cluster c takes item r * clusters + static_place(c, r, ..). Items that get shorter
+/// are dealt out forwards and backwards in turn; equal ones shifted by one place a round, so that a cluster gets
+/// different rows of the heads even if a head's items divide the number of clusters.
+constexpr int static_place(int cluster, int round, int clusters, bool shrinking) {
+  if (shrinking) return round % 2 == 0 ? cluster : clusters - 1 - cluster;
+  return (cluster + round) % clusters;
 }
 
 }  // namespace fa3::attention

@@ -62,13 +62,15 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
   std::copy(problem.lse_stride.begin(), problem.lse_stride.end(), args.lse_stride);
   args.mask = {int(problem.seqlen_q), int(problem.seqlen_k), problem.causal};
   const int rows = config.cluster * config.tile_q;
-  args.order =
-      attention::make_tile_order(rows, int((problem.seqlen_q + rows - 1) / rows), int(problem.heads),
-                                 int(problem.heads * problem.batch), int(problem.group()), sm_count / config.cluster);
+  const int resident = std::max(1, sm_count / config.cluster);
+  args.order = attention::make_tile_order(rows, int((problem.seqlen_q + rows - 1) / rows), int(problem.heads),
+                                          int(problem.heads * problem.batch), int(problem.group()), resident);
   args.group = int(problem.group());
   args.scale = kernel_scale(problem.softmax_scale);
-  // Items of unequal length are taken as CTAs become free; for equal ones the counter would only cost its reset.
-  args.next_item = problem.causal ? static_cast<unsigned*>(workspace) : nullptr;
+  // Many items of unequal length are taken as clusters become free. For few, or equal ones, resetting the counter would
+  // cost more than a static schedule loses.
+  const bool dynamic = problem.causal && args.order.count() > attention::few_rounds * resident;
+  args.next_item = dynamic ? static_cast<unsigned*>(workspace) : nullptr;
   return args;
 }
 

@@ -18,7 +18,7 @@ TEST(TileOrder, EveryItemOnceSectionBySectionLongestFirst) {
             const TileOrder order = make_tile_order(128, row_items, heads, heads * batch, group, resident);
             const int before = order.sequences - order.last;
             ASSERT_GE(before, 0);
-            EXPECT_TRUE(order.last * row_items >= 2 * resident || order.last == order.sequences);
+            EXPECT_TRUE(order.last * row_items >= few_rounds * resident || order.last == order.sequences);
             std::set<std::tuple<int, int, int>> seen;
             int previous_section = 0, previous_row = row_items * 128;
             for (int i = 0; i < order.count(); ++i) {
@@ -37,6 +37,23 @@ TEST(TileOrder, EveryItemOnceSectionBySectionLongestFirst) {
             }
             ASSERT_EQ(int(seen.size()), row_items * heads * batch);
           }
+}
+
+TEST(StaticPlace, GivesEveryItemOnceAndDifferentRows) {
+  for (const bool shrinking : {false, true})
+    for (const int clusters : {1, 2, 3, 66, 132})
+      for (int round = 0; round < 9; ++round) {
+        std::set<int> places;
+        for (int cluster = 0; cluster < clusters; ++cluster) {
+          const int place = static_place(cluster, round, clusters, shrinking);
+          ASSERT_TRUE(place >= 0 && place < clusters);
+          places.insert(place);
+        }
+        ASSERT_EQ(int(places.size()), clusters);
+      }
+  std::set<int> rows;
+  for (int round = 0; round < 3; ++round) rows.insert((round * 132 + static_place(5, round, 132, false)) % 3);
+  EXPECT_EQ(rows.size(), 3u);
 }
 
 }  // namespace
