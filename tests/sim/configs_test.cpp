@@ -3,8 +3,8 @@
 
 #include "check/case.hpp"
 #include "check/run.hpp"
+#include "few_clusters.hpp"
 #include "kernels/configs.hpp"
-#include "one_cluster.hpp"
 #include "simulate/on_simulator.hpp"
 
 namespace fa3 {
@@ -36,7 +36,7 @@ void expect_right(int row) {
        {simulator::Completion::eager, simulator::Completion::lazy, simulator::Completion::random}) {
     const check::Verdict verdict =
         check::run_case(c, Device::cpu, simulator::on_simulator([&](const ForwardProblem& problem) {
-                          test::run_one_cluster<config>(problem, row, {completion, 1, false});
+                          test::run_clusters<config>(problem, row, {completion, 1, false}, 1);
                         }));
     EXPECT_TRUE(verdict.passed) << simulator::name(completion) << ": " << verdict.message;
   }
