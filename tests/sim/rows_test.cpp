@@ -34,15 +34,12 @@ check::Case base(const Row& row, const std::string& name, std::int64_t seqlen_q,
   return c;
 }
 
-/// Every key of block i adds step(i) to the logits, in base 2; blocks are visited from the last one down.
-void add_to_logits(check::Case& c, int tile_kv, double (*step)(std::int64_t block)) {
+/// Adds begin + slope * key to the logits, in base 2. Blocks are visited from the last key down.
+void add_to_logits(check::Case& c, double begin, double slope) {
   constexpr double q = 4, log2_e = 1.4426950408889634;
-  c.patches.push_back({.tensor = q_tensor, .feature = 0, .value = q});
-  for (std::int64_t row = 0; row < c.seqlen_k; ++row)
-    c.patches.push_back({.tensor = k_tensor,
-                         .row = row,
-                         .feature = 0,
-                         .value = step(row / tile_kv) / (q * log2_e) * std::sqrt(double(c.d))});
+  const double unit = std::sqrt(double(c.d)) / (q * log2_e);
+  c.patches = {{.tensor = q_tensor, .feature = 0, .value = q},
+               {.tensor = k_tensor, .feature = 0, .value = begin * unit, .slope = slope * unit}};
 }
 
 struct NamedCase {
@@ -122,19 +119,19 @@ const NamedCase cases[] = {
      [](const Row& row,
         const char* name) {  // m is raised in every block, and many rows see their first key in a later one
        check::Case c = base(row, name, row.config.tile_q, 3 * row.config.tile_kv + 32, true);
-       add_to_logits(c, row.config.tile_kv, [](std::int64_t block) { return -20.0 * double(block); });
+       add_to_logits(c, 0, -20.0 / row.config.tile_kv);
        return c;
      }},
     {"jumping_logits",
      [](const Row& row, const char* name) {  // P of the blocks after the first is infinite until m is raised
        check::Case c = base(row, name, 70, 3 * row.config.tile_kv - 7, false);
-       add_to_logits(c, row.config.tile_kv, [](std::int64_t block) { return -300.0 * double(block); });
+       add_to_logits(c, 0, -300.0 / row.config.tile_kv);
        return c;
      }},
     {"very_negative_logits",
      [](const Row& row, const char* name) {
        check::Case c = base(row, name, 70, 2 * row.config.tile_kv - 7, true);
-       add_to_logits(c, row.config.tile_kv, [](std::int64_t) { return -500.0; });
+       add_to_logits(c, -500, 0);
        return c;
      }},
     {"unaligned_rows",
