@@ -256,6 +256,7 @@ TEST(SmMargin, ThatLeavesNoSmIsRefusedBeforeAnythingIsWritten) {
 class Rows : public testing::TestWithParam<std::tuple<int, std::string>> {};
 class RowsFull : public Rows {};
 class Neighbours : public testing::TestWithParam<int> {};
+class SameBits : public testing::TestWithParam<int> {};
 class SeedsFull : public testing::TestWithParam<int> {};
 
 /// Random completion for f16 only: bf16 rows run the same code but for the instructions' type.
@@ -276,6 +277,23 @@ TEST_P(Neighbours, ChangeNoBit) {
                         test::run_with_other_neighbours(problem, simulate);
                       }));
   EXPECT_TRUE(verdict.passed) << verdict.message;
+}
+
+/// sm_margin takes a call from a row with clusters to the one without, and must not change a bit.
+TEST_P(SameBits, WithClustersAndWithout) {
+  const Row& row = kernels::forward_rows[GetParam()];
+  check::Case c = base(row, "same_bits", 2 * row.config.tile_q + 9, 2 * row.config.tile_q + 90, true);
+  c.heads = 2;
+  c.repeats = 2;
+  const int without = kernels::select_forward_row(c.dtype, c.d, c.d_v);
+  ASSERT_EQ(kernels::forward_rows[without].config.cluster, 1);
+  int runs = 0;
+  const auto simulate = [&](const ForwardProblem& problem) {
+    simulator::forward(problem, {}, runs++ == 0 ? GetParam() : without);
+  };
+  const check::Verdict verdict = check::run_case(c, Device::cpu, simulator::on_simulator(simulate));
+  EXPECT_TRUE(verdict.passed) << verdict.message;
+  EXPECT_EQ(runs, 2);
 }
 
 /// Two items, edge blocks and full ones, once around the K ring.
@@ -313,6 +331,7 @@ INSTANTIATE_TEST_SUITE_P(SimClusters, Rows, all_cluster_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(Sim, RowsFull, all_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(SimClusters, RowsFull, all_cluster_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(Sim, Neighbours, all_rows, row_name);
+INSTANTIATE_TEST_SUITE_P(Sim, SameBits, testing::ValuesIn(rows_with_clusters()), row_name);
 INSTANTIATE_TEST_SUITE_P(Sim, SeedsFull, all_rows, row_name);
 
 }  // namespace
