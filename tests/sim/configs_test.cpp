@@ -21,6 +21,16 @@ constexpr attention::ForwardConfig o_over_q(attention::ForwardConfig config) {
   return config;
 }
 
+constexpr attention::ForwardConfig o_from_registers(attention::ForwardConfig config) {
+  config.output = attention::Output::by_registers;
+  return config;
+}
+
+constexpr attention::ForwardConfig with_branch(attention::ForwardConfig config) {
+  config.edges = attention::Edges::branch;
+  return config;
+}
+
 template <attention::ForwardConfig config>
 void expect_right(int row) {
   check::Case c;
@@ -44,6 +54,8 @@ void expect_right(int row) {
 
 constexpr int row_d64 = kernels::select_forward_row(FA3_F16, 64, 64);
 constexpr int row_d128 = kernels::select_forward_row(FA3_BF16, 128, 128);
+constexpr int row_cluster = kernels::select_forward_row(FA3_F16, 128, 128, 1 << 17);
+static_assert(kernels::forward_rows[row_cluster].config.cluster == 2);
 
 TEST(OtherConfigs, FreeRunningWarpgroups) {
   expect_right<without_turns(kernels::forward_rows[row_d64].config)>(row_d64);
@@ -52,6 +64,17 @@ TEST(OtherConfigs, FreeRunningWarpgroups) {
 
 TEST(OtherConfigs, OStagedOverQWithThreeConsumers) {
   expect_right<o_over_q(kernels::forward_rows[row_d64].config)>(row_d64);
+}
+
+TEST(OtherConfigs, OFromRegistersWithThreeConsumers) {
+  expect_right<with_branch(o_from_registers(kernels::forward_rows[row_d64].config))>(row_d64);
+}
+
+TEST(OtherConfigs, Clusters) {
+  constexpr attention::ForwardConfig cluster = kernels::forward_rows[row_cluster].config;
+  expect_right<without_turns(cluster)>(row_cluster);
+  expect_right<o_over_q(with_branch(cluster))>(row_cluster);
+  expect_right<o_from_registers(cluster)>(row_cluster);
 }
 
 }  // namespace
