@@ -116,8 +116,9 @@ int trace(const TraceOptions& options) {
     events = simulator::merged(run.events);
     if (!options.text) {
       fmt::print(
-          "{} on the simulator, seqlen {}, {}: one CTA, times in cycles of a simple model of the machine's rates\n",
-          options.row, options.seqlen, options.causal ? "causal" : "full");
+          "{} on the simulator, seqlen {}, {}: {}, times in cycles of a simple model of the machine's rates\n",
+          options.row, options.seqlen, options.causal ? "causal" : "full",
+          config.cluster > 1 ? "the first CTA of one cluster" : "one CTA");
       print_counters(run.counters, double(options.heads) * ((options.seqlen + config.tile_q - 1) / config.tile_q));
     }
   } else {

@@ -3,19 +3,19 @@
 //
 // One CTA works on tiles of B_r query rows of one head, B_c keys at a time. Below, row f16_d128 with five key blocks (4
 // down to 0) as `fa3 trace --text` draws it from the simulator; a character is 64 cycles. S4 = Q K(4)^T and PV4 = P(4)
-// V(4) are warpgroup 1's, those with a prime warpgroup 2's. A warpgroup issues S(j+1) and PV(j) in its turn; its row
-// maxima of S(j+1) then run under its own PV(j) (Algorithm 2), the exponentials under the other's GEMMs (ping-pong).
-// The producer, warpgroup 0, loads Q, K4, K3, V4, K2, V3, ..: K one block ahead of V.
+// V(4) are warpgroup 1's, those with a prime warpgroup 2's. A warpgroup issues S(j+1) and PV(j) together, in its turn
+// (Algorithm 2); its softmax of S(j+1) then runs under the other's GEMMs (ping-pong). The producer, warpgroup 0, loads
+// Q, K4, K3, V4, K2, V3, ..: K one block ahead of V.
 //
-//   tensor core  [S4    ][S4'   ]    [S3    ][PV4   ][S3'   ][PV4'  ][S2    ][PV3   ][S2'   ][PV3'  ][S1    ][PV2 ]
-//   warpgroup 1          [softmax  ]                 [softmax]                       [softmax]
-//   warpgroup 2                  [softmax   ]                        [softmax]                       [softmax]
+//   tensor core  [S4    ][S4'   ]  [S3    ][PV4   ][S3'   ][PV4'  ][S2    ][PV3   ][S2'   ][PV3'  ][S1    ][PV2   ]
+//   warpgroup 1          [softmax ]                [softmax]                       [softmax]
+//   warpgroup 2                  [softmax ]                        [softmax]                       [softmax]
 //
-// Inside a warpgroup, one step j -> j+1:
+// Inside a warpgroup, one step j -> j+1. There are no row maxima: m is that of earlier blocks (online_softmax.hpp).
 //
 //   GEMMs       [S(j+1) = Q K(j+1)^T][O += P(j) V(j)]
-//   registers                         [max of S(j+1)  ][m, rarely; exp, P(j+1) to 16 bits]
-//   releases                          K(j+1)           V(j)
+//   registers                         [mask, at edges][P(j+1) = exp2(S(j+1) - m) in 16 bits, sums; rarely a new m]
+//   releases                          K(j+1)          V(j)
 #pragma once
 
 #include "attention/arguments.hpp"
@@ -294,7 +294,7 @@ class Consumer {
   /// exchanges maxima.
   HOPPER_FUNCTION void exponentiate(int block, const S& s, P& p, O& o, OnlineSoftmax& softmax) {
     stamp_(Mark::softmax_begun, block);
-    while (hopper::warp_any(softmax.template exponentiate<element>(p, s))) rescale_rows(o, softmax.raise(s));
+    while (hopper::warp_any(softmax.template exponentiate<element>(p, s))) rescale_rows(o, softmax.raise(s));  // [10]
     softmax.accept();
     stamp_(Mark::softmax_done, block);
   }
@@ -312,11 +312,11 @@ class Consumer {
     hopper::wgmma_wait<1>(s);
     stamp_(Mark::s_ready, block);
     release_k();
-    mask_block();
+    mask_block();  // [8]
     hopper::wgmma_wait<0>(o);
     stamp_(Mark::o_ready, block);
     release_v();
-    exponentiate(block, s, p, o, softmax);  // [8]
+    exponentiate(block, s, p, o, softmax);  // [9]
   }
 
   HOPPER_FUNCTION void attend(const Tile& tile) {

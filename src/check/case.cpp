@@ -86,9 +86,11 @@ Patch parse_patch(const Json& object) {
                {"head", [&](const Json& x) { patch.head = integer(x, "head"); }},
                {"feature", [&](const Json& x) { patch.feature = integer(x, "feature"); }},
                {"value", [&](const Json& x) { patch.value = number(x, "value"); }},
+               {"slope", [&](const Json& x) { patch.slope = number(x, "slope"); }},
                {"times", [&](const Json& x) { patch.times = number(x, "times"), has_times = true; }}});
   if (!has_tensor) throw std::runtime_error("a patch needs the key \"tensor\"");
   if (patch.value.has_value() == has_times) throw std::runtime_error("a patch needs one of \"value\" and \"times\"");
+  if (patch.slope != 0 && !patch.value) throw std::runtime_error("a patch with \"slope\" needs \"value\"");
   return patch;
 }
 

@@ -38,6 +38,7 @@ struct Patch {
   int tensor = 0;  // 0 q, 1 k, 2 v
   std::optional<std::int64_t> batch, row, head, feature;
   std::optional<double> value;  // set to this (may be NaN or Inf) ...
+  double slope = 0;             // ... plus this times the row's index
   double times = 1;             // ... or else multiplied by this
 };
 
@@ -54,7 +55,7 @@ struct Case {
   bool null_if_empty = false;  // tensors without elements are passed as null pointers
   int repeats = 1;             // runs; each must give the same bits
   bool graph = false;          // on cuda: captured into a graph, replayed twice
-  bool big = false;            // gigabytes: on cuda only
+  bool big = false;            // gigabytes, or minutes on a CPU: on cuda only
 };
 
 struct CaseFile {

@@ -148,7 +148,7 @@ void apply(Memory& memory, const Patch& patch) {
       for (int64_t h = low[2]; h < high[2]; ++h)
         for (int64_t c = low[3]; c < high[3]; ++c) {
           T& x = data[b * p.stride[0] + s * p.stride[1] + h * p.stride[2] + c];
-          x = from_float<T>(float(patch.value ? *patch.value : to_float(x) * patch.times));
+          x = from_float<T>(float(patch.value ? *patch.value + patch.slope * double(s) : to_float(x) * patch.times));
         }
 }
 

@@ -148,13 +148,24 @@ TEST(Calls, SmMarginOfAnySizeIsTakenWithoutADevice) {
   EXPECT_EQ(fa3_forward_supported(&data.params), FA3_OK) << fa3_last_error();
 }
 
-// Head dims go to the next larger row; a build without kernels has their names all the same.
+// Head dims go to the row with the least padding, long sequences to its clusters; a build without kernels has their
+// names all the same.
 TEST(KernelName, IsTheRowThatDispatchTakes) {
-  ProblemData data;
-  const auto name_of = [&](std::int32_t device, std::int32_t dtype, std::int64_t d, std::int64_t d_v) {
+  struct Lengths {
+    std::int64_t q = ProblemData::seqlen_q, k = ProblemData::seqlen_k;
+    bool causal = false;
+    std::int32_t sm_margin = 0;
+  };
+  const auto name_of = [&](std::int32_t device, std::int32_t dtype, std::int64_t d, std::int64_t d_v,
+                           const Lengths& lengths = {}) {
+    ProblemData data;
     data.params.device = device;
     data.params.d = d;
     data.params.d_v = d_v;
+    data.params.seqlen_q = lengths.q;
+    data.params.seqlen_k = lengths.k;
+    data.params.causal = lengths.causal;
+    data.params.sm_margin = lengths.sm_margin;
     for (fa3_tensor* tensor : {&data.params.q, &data.params.k, &data.params.v, &data.params.o}) {
       tensor->dtype = dtype;
       tensor->data = nullptr;
@@ -165,8 +176,24 @@ TEST(KernelName, IsTheRowThatDispatchTakes) {
     return std::string(name ? name : "");
   };
   EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 64, 64), "f16_d64");
-  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 8, 72), "f16_d128");
+  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 8, 72), "f16_d96");
+  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 8, 104), "f16_d128");
+  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 192, 128), "f16_d192v128");
+  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_BF16, 192, 136), "bf16_d192");
   EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_BF16, 256, 64), "bf16_d256");
+
+  const std::int64_t length = 1 << 17;  // of a long sequence, whatever the table's thresholds are
+  for (const bool causal : {false, true}) {
+    const Lengths both{length, length, causal};
+    EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 128, 128, both), "f16_d128_cluster");
+    EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_BF16, 104, 8, both), "bf16_d128_cluster");
+    EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_BF16, 256, 64, both), "bf16_d256_cluster");
+    EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 64, 64, both), "f16_d64");
+    EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 128, 128, {1, length, causal}), "f16_d128");
+    EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 128, 128, {length, 1, causal}), "f16_d128");
+    EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 128, 128, {length, length, causal, 1}), "f16_d128");
+  }
+
   const std::string cpu = name_of(FA3_DEVICE_CPU, FA3_F32, 64, 64);
   EXPECT_TRUE(cpu.starts_with("cpu_") && cpu.size() > 4) << cpu;
 }

@@ -59,13 +59,16 @@ TEST(CaseFiles, ANarrowLayoutWinsOverTheCommonOne) {
 
 TEST(CaseFiles, PatchesHoldNumbersThatJsonHasNot) {
   const Case c = parse(R"({"name": "a", "dtype": "f16", "seqlen_q": 9,
-                           "patches": [{"tensor": "v", "row": -1, "value": "nan"}, {"tensor": "k", "times": 3}]})")
+                           "patches": [{"tensor": "v", "row": -1, "value": "nan"}, {"tensor": "k", "times": 3},
+                                       {"tensor": "k", "feature": 0, "value": 1, "slope": -0.5}]})")
                      .at(0);
-  ASSERT_EQ(c.patches.size(), 2u);
+  ASSERT_EQ(c.patches.size(), 3u);
   EXPECT_EQ(c.patches[0].tensor, 2);
   EXPECT_EQ(c.patches[0].row, -1);
   EXPECT_TRUE(std::isnan(*c.patches[0].value));
   EXPECT_EQ(c.patches[1].times, 3);
+  EXPECT_EQ(c.patches[2].value, 1);
+  EXPECT_EQ(c.patches[2].slope, -0.5);
 }
 
 TEST(CaseFiles, SlipsAreErrorsThatNameThem) {
@@ -81,6 +84,10 @@ TEST(CaseFiles, SlipsAreErrorsThatNameThem) {
   EXPECT_NE(error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": []})").find("empty list"), std::string::npos);
   EXPECT_NE(error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": 1, "o_layout": "repeat_rows"})").find("o_layout"),
             std::string::npos);
+  EXPECT_NE(
+      error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": 1, "patches": [{"tensor": "k", "times": 2, "slope": 1}]})")
+          .find("\"slope\" needs \"value\""),
+      std::string::npos);
   EXPECT_NE(error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": 1, "patches": [{"tensor": "k"}]})")
                 .find("\"value\" and \"times\""),
             std::string::npos);

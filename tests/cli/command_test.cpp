@@ -131,6 +131,21 @@ TEST_F(Command, TraceShowsTheOverlapOfSoftmaxAndGemms) {
   }
 }
 
+TEST_F(Command, TraceDrawsTheFirstCtaOfACluster) {
+  const Outcome outcome = fa3("trace --row f16_d128_cluster --causal --seqlen 400 --out " + path("t.json"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("the first CTA of one cluster"), std::string::npos) << outcome.out;
+  // Rows 256.. of the first item see three key blocks, rows 0.. of the second see one of the two that its CTAs load.
+  int products = 0;
+  const nlohmann::json trace = nlohmann::json::parse(read_file(path("t.json")));
+  std::map<int, std::string> tracks;
+  for (const auto& event : trace["traceEvents"])
+    if (event["ph"] == "M") tracks[event["tid"]] = event["args"]["name"];
+  for (const auto& event : trace["traceEvents"])
+    products += event["ph"] == "X" && tracks[event["tid"]] == "tensor core";
+  EXPECT_EQ(products, 16);
+}
+
 TEST_F(Command, RefusesBadUsage) {
   for (const char* arguments : {"",
                                 "nonsense",

@@ -3,8 +3,8 @@
 
 #include "check/case.hpp"
 #include "check/run.hpp"
+#include "few_clusters.hpp"
 #include "kernels/configs.hpp"
-#include "one_cluster.hpp"
 #include "simulate/on_simulator.hpp"
 
 namespace fa3 {
@@ -18,6 +18,16 @@ constexpr attention::ForwardConfig without_turns(attention::ForwardConfig config
 constexpr attention::ForwardConfig o_over_q(attention::ForwardConfig config) {
   config.output = attention::Output::over_q;
   config.q_buffers = 1;
+  return config;
+}
+
+constexpr attention::ForwardConfig o_from_registers(attention::ForwardConfig config) {
+  config.output = attention::Output::by_registers;
+  return config;
+}
+
+constexpr attention::ForwardConfig with_branch(attention::ForwardConfig config) {
+  config.edges = attention::Edges::branch;
   return config;
 }
 
@@ -36,7 +46,7 @@ void expect_right(int row) {
        {simulator::Completion::eager, simulator::Completion::lazy, simulator::Completion::random}) {
     const check::Verdict verdict =
         check::run_case(c, Device::cpu, simulator::on_simulator([&](const ForwardProblem& problem) {
-                          test::run_one_cluster<config>(problem, row, {completion, 1, false});
+                          test::run_clusters<config>(problem, row, {completion, 1, false}, 1);
                         }));
     EXPECT_TRUE(verdict.passed) << simulator::name(completion) << ": " << verdict.message;
   }
@@ -44,6 +54,8 @@ void expect_right(int row) {
 
 constexpr int row_d64 = kernels::select_forward_row(FA3_F16, 64, 64);
 constexpr int row_d128 = kernels::select_forward_row(FA3_BF16, 128, 128);
+constexpr int row_cluster = kernels::select_forward_row(FA3_F16, 128, 128, 1 << 17);
+static_assert(kernels::forward_rows[row_cluster].config.cluster == 2);
 
 TEST(OtherConfigs, FreeRunningWarpgroups) {
   expect_right<without_turns(kernels::forward_rows[row_d64].config)>(row_d64);
@@ -52,6 +64,17 @@ TEST(OtherConfigs, FreeRunningWarpgroups) {
 
 TEST(OtherConfigs, OStagedOverQWithThreeConsumers) {
   expect_right<o_over_q(kernels::forward_rows[row_d64].config)>(row_d64);
+}
+
+TEST(OtherConfigs, OFromRegistersWithThreeConsumers) {
+  expect_right<with_branch(o_from_registers(kernels::forward_rows[row_d64].config))>(row_d64);
+}
+
+TEST(OtherConfigs, Clusters) {
+  constexpr attention::ForwardConfig cluster = kernels::forward_rows[row_cluster].config;
+  expect_right<without_turns(cluster)>(row_cluster);
+  expect_right<o_over_q(with_branch(cluster))>(row_cluster);
+  expect_right<o_from_registers(cluster)>(row_cluster);
 }
 
 }  // namespace

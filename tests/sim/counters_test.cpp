@@ -1,4 +1,4 @@
-// What a tile costs in bytes and instructions, against the model in docs/simulator.md.
+// What a forward pass costs in bytes and instructions, against the model in docs/simulator.md.
 #include <gtest/gtest.h>
 
 #include "check/case.hpp"
@@ -10,47 +10,97 @@
 namespace fa3 {
 namespace {
 
-class Counters : public testing::TestWithParam<int> {};
+std::uint64_t ceil_div(std::int64_t a, std::int64_t b) { return std::uint64_t((a + b - 1) / b); }
 
-TEST_P(Counters, AreThoseOfTheModel) {
-  const kernels::ForwardRow& row = kernels::forward_rows[GetParam()];
-  const kernels::ForwardConfig& config = row.config;
-  check::Case c;
-  c.name = std::string(row.name) + "/counters";
-  c.dtype = config.element == hopper::Element::f16 ? FA3_F16 : FA3_BF16;
-  c.d = config.d;
-  c.d_v = config.d_v;
-  c.heads = 2;
-  c.seqlen_q = config.tile_q + 1;
-  c.seqlen_k = 2 * config.tile_kv + 1;
-  simulator::ForwardRun run;
-  const check::Verdict verdict =
-      check::run_case(c, Device::cpu, simulator::on_simulator([&](const ForwardProblem& problem) {
-                        run = simulator::forward(problem, {}, GetParam());
-                      }));
-  ASSERT_TRUE(verdict.passed) << verdict.message;
+/// Of one head. Full or causal: what a range of rows needs is the blocks of its last row, from the first block on.
+struct Work {
+  std::uint64_t items = 0, tiles = 0;
+  std::uint64_t loaded = 0;    // key blocks per CTA: those any row of its item sees
+  std::uint64_t computed = 0;  // key blocks per warpgroup: those any of its rows sees
+  std::uint64_t redone = 0;    // key blocks per warp: those in which rows see their first keys, but for its first block
+  std::uint64_t raised = 0;    // rows that do
 
-  const std::uint64_t tiles = 2 * 2, blocks = tiles * 3;  // padding costs as much as data
-  const std::uint64_t tile_q = config.tile_q, tile_kv = config.tile_kv, d = config.d, d_v = config.d_v;
-  const std::uint64_t moved_d = hopper::stored_columns(config.d), moved_d_v = hopper::stored_columns(config.d_v);
-  const std::uint64_t warpgroups = config.consumer_warpgroups(), threads = 128 * warpgroups;
-  const simulator::Counters& counters = run.counters;
-  EXPECT_EQ(counters.tma_load_bytes, tiles * 2 * tile_q * moved_d + blocks * 2 * tile_kv * (moved_d + moved_d_v));
-  EXPECT_EQ(counters.tma_store_bytes, tiles * 2 * tile_q * moved_d_v);
-  EXPECT_EQ(counters.stmatrix_bytes, tiles * 2 * tile_q * d_v);
-  EXPECT_EQ(counters.wgmma_a_bytes, blocks * 2 * tile_q * d);
-  EXPECT_EQ(counters.wgmma_b_bytes, blocks * warpgroups * 2 * tile_kv * (d + d_v));
-  EXPECT_EQ(counters.wgmma_instructions, blocks * warpgroups * (d / 16 + tile_kv / 16));
-  EXPECT_EQ(counters.wgmma_flops, blocks * 2 * tile_q * tile_kv * (d + d_v));
-  // P, and a factor for each row whose m was raised, per thread that holds it.
-  EXPECT_GT(counters.exp2, blocks * tile_q * tile_kv);
-  EXPECT_LE(counters.exp2, blocks * (tile_q * tile_kv + 2 * threads));
-  EXPECT_EQ(counters.bank_conflicts, 0u);
-  EXPECT_EQ(counters.ldmatrix_bytes, 0u);
-  // A tile's record: written once, read by every consumer thread; each CTA gets one more, which says that there are no
-  // more tiles.
-  EXPECT_EQ(counters.ordinary_bytes, (tiles + std::uint64_t(run.ctas)) * (1 + threads) * sizeof(attention::Tile));
-}
+  Work(const kernels::ForwardConfig& config, const ForwardProblem& problem) {
+    const std::int64_t rows_per_item = config.cluster * config.tile_q;
+    items = ceil_div(problem.seqlen_q, rows_per_item);
+    tiles = items * std::uint64_t(config.cluster);
+    const auto blocks = [&](std::int64_t first_row, std::int64_t rows) {
+      if (first_row >= problem.seqlen_q) return std::uint64_t(0);
+      return ceil_div(problem.visible_keys(std::min(first_row + rows, problem.seqlen_q) - 1), config.tile_kv);
+    };
+    const std::int64_t end = std::int64_t(items) * rows_per_item;
+    for (std::int64_t item = 0; item < end; item += rows_per_item)
+      loaded += std::uint64_t(config.cluster) * blocks(item, rows_per_item);
+    for (std::int64_t warpgroup = 0; warpgroup < end; warpgroup += 64) {
+      const std::uint64_t walk = blocks(warpgroup, 64);
+      computed += walk;
+      for (std::int64_t warp = warpgroup; warp < warpgroup + 64; warp += 16)
+        for (std::uint64_t block = 0; block + 1 < walk; ++block) {
+          std::uint64_t first_keys = 0;
+          for (std::int64_t row = warp; row < warp + 16; ++row) {
+            const std::int64_t keys = problem.visible_keys(row);
+            first_keys += keys > 0 && std::uint64_t(keys - 1) / std::uint64_t(config.tile_kv) == block;
+          }
+          redone += first_keys > 0;
+          raised += first_keys;
+        }
+    }
+  }
+};
+
+class Counters : public testing::TestWithParam<int> {
+ protected:
+  void expect_those_of_the_model(bool causal) {
+    const kernels::ForwardRow& row = kernels::forward_rows[GetParam()];
+    const kernels::ForwardConfig& config = row.config;
+    check::Case c;
+    c.name = std::string(row.name) + "/counters";
+    c.dtype = config.element == hopper::Element::f16 ? FA3_F16 : FA3_BF16;
+    c.d = config.d;
+    c.d_v = config.d_v;
+    c.heads = 2;
+    c.seqlen_q = config.cluster * config.tile_q + 1;
+    c.seqlen_k = 2 * config.tile_kv + 1;
+    c.causal = causal;
+    c.q.scale = 0.1;  // no score outgrows the first ones
+    simulator::ForwardRun run;
+    ForwardProblem problem;
+    const check::Verdict verdict =
+        check::run_case(c, Device::cpu, simulator::on_simulator([&](const ForwardProblem& given) {
+                          problem = given;
+                          run = simulator::forward(problem, {}, GetParam());
+                        }));
+    ASSERT_TRUE(verdict.passed) << verdict.message;
+
+    const Work head(config, problem);
+    const std::uint64_t items = 2 * head.items, tiles = 2 * head.tiles;
+    const std::uint64_t loaded = 2 * head.loaded, computed = 2 * head.computed;
+    const std::uint64_t tile_q = config.tile_q, tile_kv = config.tile_kv, d = config.d, d_v = config.d_v;
+    const std::uint64_t moved_d = hopper::stored_columns(config.d), moved_d_v = hopper::stored_columns(config.d_v);
+    const std::uint64_t threads = 128 * std::uint64_t(config.consumer_warpgroups());
+    const std::uint64_t staged = config.output == attention::Output::by_registers ? 0 : tiles;
+    const simulator::Counters& counters = run.counters;
+    EXPECT_EQ(counters.tma_load_bytes, tiles * 2 * tile_q * moved_d + loaded * 2 * tile_kv * (moved_d + moved_d_v));
+    EXPECT_EQ(counters.tma_store_bytes, staged * 2 * tile_q * moved_d_v);
+    EXPECT_EQ(counters.stmatrix_bytes, staged * 2 * tile_q * d_v);
+    EXPECT_EQ(counters.wgmma_a_bytes, computed * 2 * 64 * d);
+    EXPECT_EQ(counters.wgmma_b_bytes, computed * 2 * tile_kv * (d + d_v));
+    EXPECT_EQ(counters.wgmma_instructions, computed * (d / 16 + tile_kv / 16));
+    EXPECT_EQ(counters.wgmma_flops, computed * 2 * 64 * tile_kv * (d + d_v));
+    // Four threads hold a row, and each needs the factor from no m to the first.
+    EXPECT_EQ(counters.exp2, computed * 64 * tile_kv + 2 * (head.redone * 16 * tile_kv + head.raised * 4));
+    EXPECT_EQ(counters.bank_conflicts, 0u);
+    EXPECT_EQ(counters.ldmatrix_bytes, 0u);
+    // A tile's record: written once, read by every consumer thread; each CTA gets one more, which says that there are
+    // no more tiles. A cluster that asks for its items hands each over, and that there are no more: one word.
+    const std::uint64_t handed_over = config.cluster > 1 && causal ? items : 0;
+    EXPECT_EQ(counters.ordinary_bytes,
+              (tiles + std::uint64_t(run.ctas)) * (1 + threads) * sizeof(attention::Tile) + handed_over * 2 * 4);
+  }
+};
+
+TEST_P(Counters, AreThoseOfTheModel) { expect_those_of_the_model(false); }
+TEST_P(Counters, AreThoseOfTheModelWhereRowsSeeDifferentKeys) { expect_those_of_the_model(true); }
 
 INSTANTIATE_TEST_SUITE_P(Sim, Counters, testing::Range(0, kernels::forward_row_count),
                          [](const auto& info) { return std::string(kernels::forward_rows[info.param].name); });

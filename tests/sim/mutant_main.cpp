@@ -1,13 +1,15 @@
 // Runs one row's kernel, compiled from headers of which one may hold a fault (mutate.py), under every policy and says
 // who noticed. usage: mutant CASE; FA3_MUTANT_ROW is an index of kernels::forward_rows. Exit code 0: some policy
 // noticed, 1: none did.
+#include <cmath>
 #include <cstring>
 #include <iostream>
 #include <memory>
 #include <string>
 
 #include "check/run.hpp"
-#include "one_cluster.hpp"
+#include "few_clusters.hpp"
+#include "neighbours.hpp"
 #include "simulate/on_simulator.hpp"
 
 namespace {
@@ -16,32 +18,58 @@ using namespace fa3;
 
 constexpr attention::ForwardConfig config = kernels::forward_rows[FA3_MUTANT_ROW].config;
 
-check::Case case_named(const std::string& name) {
+struct MutantCase {
   check::Case c;
+  int clusters = 1;         // that share the items
+  bool neighbours = false;  // a second run with other rows beside the same ones
+};
+
+MutantCase case_named(const std::string& name) {
+  MutantCase made;
+  check::Case& c = made.c;
   c.name = name;
   c.dtype = config.element == hopper::Element::f16 ? FA3_F16 : FA3_BF16;
   c.d = config.d;
   c.d_v = config.d_v;
+  constexpr int rows = config.cluster * config.tile_q;  // of an item
+  const auto patch = [&](int tensor, std::int64_t row, double times) {
+    check::Patch hotter;
+    hotter.tensor = tensor;
+    hotter.row = row;
+    hotter.times = times;
+    c.patches.push_back(hotter);
+  };
   if (name == "full") {  // four heads, blocks enough to go round the ring twice, ragged ends
     c.heads = 4;
     c.kv_heads = 2;
-    c.seqlen_q = config.tile_q / 2 + 5;
+    c.seqlen_q = rows - config.tile_q / 2 + 5;
     c.seqlen_k = (2 * config.stages + 1) * config.tile_kv - 13;
   } else if (name == "causal") {  // edge blocks and blocks without a mask, logits that rise
     c.heads = 2;
-    c.seqlen_q = config.tile_q + 40;
+    c.seqlen_q = rows + 40;
     c.seqlen_k = c.seqlen_q + 3 * config.tile_kv + 5;
     c.causal = true;
     c.q.scale = 3;
     // Blocks are visited from the last one down: keys that are hotter the earlier they stand make m rise again and
     // again.
-    for (int i = 0; 3 + i * config.tile_kv < c.seqlen_k; ++i) {
-      check::Patch hotter;
-      hotter.tensor = 1;
-      hotter.row = 3 + i * config.tile_kv;
-      hotter.times = 40.0 / (1 + i);
-      c.patches.push_back(hotter);
-    }
+    for (int i = 0; 3 + i * config.tile_kv < c.seqlen_k; ++i) patch(1, 3 + i * config.tile_kv, 40.0 / (1 + i));
+  } else if (name == "hidden") {  // the hottest keys are hidden from most rows
+    c.seqlen_q = config.tile_q;
+    c.seqlen_k = config.tile_q + 2 * config.tile_kv;
+    c.causal = true;
+    for (int i = 1; i <= 40; ++i) patch(1, c.seqlen_k - i, 60);
+  } else if (name == "cold") {  // every logit is about -500
+    c.seqlen_q = config.tile_q / 2 + 5;
+    c.seqlen_k = 3 * config.tile_kv - 9;
+    c.causal = true;
+    c.q.scale = c.k.scale = 0.25;
+    check::Patch feature;
+    feature.feature = 0;
+    feature.value = 32;
+    c.patches.push_back(feature);
+    feature.tensor = 1;
+    feature.value = -16 * std::sqrt(double(config.d));
+    c.patches.push_back(feature);
   } else if (name == "short") {  // one block per tile: Q and V are the only buffers that hold anybody up
     c.heads = 4;
     c.seqlen_q = config.tile_q;
@@ -51,10 +79,36 @@ check::Case case_named(const std::string& name) {
     c.seqlen_q = 6 * config.tile_q;
     c.seqlen_k = config.tile_q - 8;
     c.causal = true;
+  } else if (name == "one_warpgroup") {  // the others have no rows and skip every block
+    c.heads = 2;
+    c.seqlen_q = 20;
+    c.seqlen_k = (2 * config.stages + 1) * config.tile_kv - 13;
+  } else if (name == "shared") {  // several clusters, sections of two heads and a last one of three
+    c.heads = 6;
+    c.kv_heads = 3;
+    c.seqlen_q = rows + 5;
+    c.seqlen_k = config.tile_kv + 5;
+    made.clusters = 3;
+  } else if (name == "items") {  // many items, taken one by one
+    c.heads = 7;
+    c.seqlen_q = 20;
+    c.seqlen_k = 40;
+    c.causal = true;
+  } else if (name == "clipped") {  // one row less and eight columns less than the tile has
+    c.heads = 2;
+    c.d_v -= 8;
+    c.seqlen_q = config.tile_q - 1;
+    c.seqlen_k = config.tile_kv;
+  } else if (name == "neighbours") {
+    c.seqlen_q = config.tile_q;
+    c.seqlen_k = 4 * config.tile_kv;
+    made.neighbours = true;
   } else {
-    throw std::invalid_argument("case \"" + name + "\"; there are full, causal, short and blind");
+    throw std::invalid_argument(
+        "case \"" + name +
+        "\"; there are full, causal, hidden, cold, short, blind, one_warpgroup, shared, items, clipped and neighbours");
   }
-  return c;
+  return made;
 }
 
 }  // namespace
@@ -64,6 +118,7 @@ int main(int argc, char** argv) {
     std::cerr << "usage: mutant CASE\n";
     return 2;
   }
+  const MutantCase made = case_named(argv[1]);
   bool noticed = false;
   for (const auto& [completion, seeds] : {std::pair{simulator::Completion::eager, 1},
                                           {simulator::Completion::lazy, 1},
@@ -71,10 +126,12 @@ int main(int argc, char** argv) {
     check::Verdict verdict;
     for (int seed = 1; seed <= seeds && verdict.passed; ++seed) {
       const simulator::Options options{completion, std::uint64_t(seed), false};
-      verdict =
-          check::run_case(case_named(argv[1]), Device::cpu, simulator::on_simulator([&](const ForwardProblem& problem) {
-                            test::run_one_cluster<config>(problem, FA3_MUTANT_ROW, options);
-                          }));
+      const auto run = [&](const ForwardProblem& problem) {
+        test::run_clusters<config>(problem, FA3_MUTANT_ROW, options, made.clusters);
+      };
+      verdict = check::run_case(made.c, Device::cpu, simulator::on_simulator([&](const ForwardProblem& problem) {
+                                  made.neighbours ? test::run_with_other_neighbours(problem, run) : run(problem);
+                                }));
     }
     std::cout << simulator::name(completion) << ": " << (verdict.passed ? "passed" : "caught: " + verdict.message)
               << "\n";

@@ -5,10 +5,12 @@
 
 #include <cmath>
 #include <limits>
+#include <span>
 
 #include "check/case.hpp"
 #include "check/run.hpp"
 #include "kernels/configs.hpp"
+#include "neighbours.hpp"
 #include "simulate/forward.hpp"
 #include "simulate/on_simulator.hpp"
 
@@ -30,6 +32,14 @@ check::Case base(const Row& row, const std::string& name, std::int64_t seqlen_q,
   c.seqlen_k = seqlen_k;
   c.causal = causal;
   return c;
+}
+
+/// Adds begin + slope * key to the logits, in base 2. Blocks are visited from the last key down.
+void add_to_logits(check::Case& c, double begin, double slope) {
+  constexpr double q = 4, log2_e = 1.4426950408889634;
+  const double unit = std::sqrt(double(c.d)) / (q * log2_e);
+  c.patches = {{.tensor = q_tensor, .feature = 0, .value = q},
+               {.tensor = k_tensor, .feature = 0, .value = begin * unit, .slope = slope * unit}};
 }
 
 struct NamedCase {
@@ -105,6 +115,25 @@ const NamedCase cases[] = {
        c.q.quantum = c.k.quantum = 1;
        return c;
      }},
+    {"rising_logits",
+     [](const Row& row,
+        const char* name) {  // m is raised in every block, and many rows see their first key in a later one
+       check::Case c = base(row, name, row.config.tile_q, 3 * row.config.tile_kv + 32, true);
+       add_to_logits(c, 0, -20.0 / row.config.tile_kv);
+       return c;
+     }},
+    {"jumping_logits",
+     [](const Row& row, const char* name) {  // P of the blocks after the first is infinite until m is raised
+       check::Case c = base(row, name, 70, 3 * row.config.tile_kv - 7, false);
+       add_to_logits(c, 0, -300.0 / row.config.tile_kv);
+       return c;
+     }},
+    {"very_negative_logits",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, 70, 2 * row.config.tile_kv - 7, true);
+       add_to_logits(c, -500, 0);
+       return c;
+     }},
     {"unaligned_rows",
      [](const Row& row, const char* name) {  // all four tensors go through the workspace
        check::Case c = base(row, name, 40, row.config.tile_kv + 1, true);
@@ -132,7 +161,49 @@ const NamedCase cases[] = {
      }},
 };
 
-/// Run 0 is eager, run 1 lazy, the others are random; the number of SMs varies.
+/// For rows with clusters only.
+const NamedCase cluster_cases[] = {
+    {"one_item",
+     [](const Row& row, const char* name) {
+       return base(row, name, row.config.tile_q + 5, row.config.tile_kv + 9, false);
+     }},
+    {"rank_without_rows",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, 2 * row.config.tile_q + 9, 3 * row.config.tile_kv - 9, false);
+       c.heads = 2;
+       return c;
+     }},
+    {"ranks_see_different_keys",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, 3 * row.config.tile_q - 9, 3 * row.config.tile_q + 60, true);
+       c.heads = 2;
+       return c;
+     }},
+    {"rank_without_keys",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, 2 * row.config.tile_q, row.config.tile_q - 40, true);
+       c.heads = c.kv_heads = 2;
+       return c;
+     }},
+    {"many_items_dynamic",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, row.config.tile_q + 9, 40, true);
+       c.batch = 2;
+       c.heads = 6;
+       c.kv_heads = 2;
+       return c;
+     }},
+    {"many_items_static",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, row.config.tile_q + 9, 40, false);
+       c.batch = 2;
+       c.heads = 6;
+       c.kv_heads = 2;
+       return c;
+     }},
+};
+
+/// Run 0 is eager, run 1 lazy, the others are random; there are one to three SMs, or as many clusters.
 void run(int row, check::Case c, int random_seeds) {
   c.repeats = 2 + random_seeds;
   int runs = 0;
@@ -142,7 +213,7 @@ void run(int row, check::Case c, int random_seeds) {
                          : runs == 1 ? simulator::Completion::lazy
                                      : simulator::Completion::random;
     options.seed = std::uint64_t(runs);
-    simulator::forward(problem, options, row, 1 + runs % 3);
+    simulator::forward(problem, options, row, kernels::forward_rows[row].config.cluster * (1 + runs % 3));
     ++runs;
   };
   const check::Verdict verdict = check::run_case(c, Device::cpu, simulator::on_simulator(simulate));
@@ -151,8 +222,9 @@ void run(int row, check::Case c, int random_seeds) {
 }
 
 void run(int row, const std::string& name, int random_seeds) {
-  for (const NamedCase& named : cases)
-    if (named.name == name) return run(row, named.make(kernels::forward_rows[row], named.name), random_seeds);
+  for (const auto& list : {std::span<const NamedCase>(cases), std::span<const NamedCase>(cluster_cases)})
+    for (const NamedCase& named : list)
+      if (named.name == name) return run(row, named.make(kernels::forward_rows[row], named.name), random_seeds);
   FAIL() << "no case is called " << name;
 }
 
@@ -183,6 +255,8 @@ TEST(SmMargin, ThatLeavesNoSmIsRefusedBeforeAnythingIsWritten) {
 
 class Rows : public testing::TestWithParam<std::tuple<int, std::string>> {};
 class RowsFull : public Rows {};
+class Neighbours : public testing::TestWithParam<int> {};
+class SameBits : public testing::TestWithParam<int> {};
 class SeedsFull : public testing::TestWithParam<int> {};
 
 /// Random completion for f16 only: bf16 rows run the same code but for the instructions' type.
@@ -193,29 +267,72 @@ TEST_P(Rows, AreRight) {
 
 TEST_P(RowsFull, AreRightWithManySeeds) { run(std::get<0>(GetParam()), std::get<1>(GetParam()), 20); }
 
-/// Two tiles, edge blocks and full ones, once around the K ring.
+/// m is raised row by row: a row whose m lags behind keeps its bits if others of its warp are raised.
+TEST_P(Neighbours, ChangeNoBit) {
+  const Row& row = kernels::forward_rows[GetParam()];
+  const check::Case c = base(row, "neighbours", row.config.tile_q, 3 * row.config.tile_kv, false);
+  const auto simulate = [](const ForwardProblem& problem) { simulator::forward(problem, {}, GetParam()); };
+  const check::Verdict verdict =
+      check::run_case(c, Device::cpu, simulator::on_simulator([&](const ForwardProblem& problem) {
+                        test::run_with_other_neighbours(problem, simulate);
+                      }));
+  EXPECT_TRUE(verdict.passed) << verdict.message;
+}
+
+/// sm_margin takes a call from a row with clusters to the one without, and must not change a bit.
+TEST_P(SameBits, WithClustersAndWithout) {
+  const Row& row = kernels::forward_rows[GetParam()];
+  check::Case c = base(row, "same_bits", 2 * row.config.tile_q + 9, 2 * row.config.tile_q + 90, true);
+  c.heads = 2;
+  c.repeats = 2;
+  const int without = kernels::select_forward_row(c.dtype, c.d, c.d_v);
+  ASSERT_EQ(kernels::forward_rows[without].config.cluster, 1);
+  int runs = 0;
+  const auto simulate = [&](const ForwardProblem& problem) {
+    simulator::forward(problem, {}, runs++ == 0 ? GetParam() : without);
+  };
+  const check::Verdict verdict = check::run_case(c, Device::cpu, simulator::on_simulator(simulate));
+  EXPECT_TRUE(verdict.passed) << verdict.message;
+  EXPECT_EQ(runs, 2);
+}
+
+/// Two items, edge blocks and full ones, once around the K ring.
 TEST_P(SeedsFull, Thousand) {
   const Row& row = kernels::forward_rows[GetParam()];
-  check::Case c = base(row, "seeds", row.config.tile_q / 2, row.config.stages * row.config.tile_kv + 5, true);
+  check::Case c = base(row, "seeds", row.config.cluster * row.config.tile_q - row.config.tile_q / 2,
+                       row.config.stages * row.config.tile_kv + 5, true);
   c.heads = 2;
   run(GetParam(), c, 1000);
 }
 
-std::vector<std::string> case_names() {
+std::vector<std::string> names_of(std::span<const NamedCase> list) {
   std::vector<std::string> names;
-  for (const NamedCase& named : cases) names.push_back(named.name);
+  for (const NamedCase& named : list) names.push_back(named.name);
   return names;
 }
 
+std::vector<int> rows_with_clusters() {
+  std::vector<int> rows;
+  for (int i = 0; i < kernels::forward_row_count; ++i)
+    if (kernels::forward_rows[i].config.cluster > 1) rows.push_back(i);
+  return rows;
+}
+
 const auto all_rows = testing::Range(0, kernels::forward_row_count);
-const auto all_cases = testing::Combine(all_rows, testing::ValuesIn(case_names()));
+const auto all_cases = testing::Combine(all_rows, testing::ValuesIn(names_of(cases)));
+const auto all_cluster_cases =
+    testing::Combine(testing::ValuesIn(rows_with_clusters()), testing::ValuesIn(names_of(cluster_cases)));
 const auto both_names = [](const auto& info) {
   return std::string(kernels::forward_rows[std::get<0>(info.param)].name) + "_" + std::get<1>(info.param);
 };
+const auto row_name = [](const auto& info) { return std::string(kernels::forward_rows[info.param].name) + "_"; };
 INSTANTIATE_TEST_SUITE_P(Sim, Rows, all_cases, both_names);
+INSTANTIATE_TEST_SUITE_P(SimClusters, Rows, all_cluster_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(Sim, RowsFull, all_cases, both_names);
-INSTANTIATE_TEST_SUITE_P(Sim, SeedsFull, all_rows,
-                         [](const auto& info) { return std::string(kernels::forward_rows[info.param].name) + "_"; });
+INSTANTIATE_TEST_SUITE_P(SimClusters, RowsFull, all_cluster_cases, both_names);
+INSTANTIATE_TEST_SUITE_P(Sim, Neighbours, all_rows, row_name);
+INSTANTIATE_TEST_SUITE_P(Sim, SameBits, testing::ValuesIn(rows_with_clusters()), row_name);
+INSTANTIATE_TEST_SUITE_P(Sim, SeedsFull, all_rows, row_name);
 
 }  // namespace
 }  // namespace fa3

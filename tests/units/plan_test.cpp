@@ -60,6 +60,27 @@ TEST(Table, HeadDimsOfModelsGetTheirRows) {
   }
 }
 
+TEST(Table, ClusterRowsAreTakenFromTheirThresholdsOn) {
+  int clusters = 0;
+  for (int i = 0; i < forward_row_count; ++i) {
+    const ForwardRow& row = forward_rows[i];
+    const fa3_dtype dtype = row.config.element == Element::f16 ? FA3_F16 : FA3_BF16;
+    const auto select = [&](std::int64_t seqlen, bool causal) {
+      return select_forward_row(dtype, row.config.d, row.config.d_v, seqlen, causal);
+    };
+    EXPECT_EQ(forward_rows[select(0, false)].config.cluster, 1) << row.name;
+    if (row.config.cluster == 1) continue;
+    ++clusters;
+    for (const bool causal : {false, true}) {
+      const int from = causal ? row.causal_from : row.full_from;
+      ASSERT_GT(from, 0) << row.name;
+      EXPECT_EQ(select(from - 1, causal), select(0, causal)) << row.name;
+      EXPECT_TRUE(from == never || select(from, causal) == i) << row.name;
+    }
+  }
+  EXPECT_GT(clusters, 0);
+}
+
 TensorRef tensor(std::uintptr_t address, std::array<std::int64_t, 4> shape, std::array<std::int64_t, 4> stride) {
   return {reinterpret_cast<void*>(address), shape, stride};
 }
@@ -123,6 +144,23 @@ TEST(KernelScale, PowerOfTwoIsTheSmallestThatIsNotBelow) {
     }
   EXPECT_EQ(kernel_scale(0).sign, 0.0f);
   EXPECT_EQ(kernel_scale(0).scale_log2, 1.0f);
+}
+
+// The neighbour that a cluster needs may be an SM that is to stay free.
+TEST(Plan, TakesClustersForLongSequencesOnTheWholeChip) {
+  ForwardProblem p = problem();
+  p.d = p.d_v = 128;
+  const auto cluster = [&](std::int64_t seqlen_q, std::int64_t seqlen_k, int sm_margin) {
+    p.seqlen_q = seqlen_q, p.seqlen_k = seqlen_k, p.sm_margin = sm_margin;
+    return forward_rows[plan_forward(p).row].config.cluster;
+  };
+  for (const bool causal : {false, true}) {
+    p.causal = causal;
+    EXPECT_EQ(cluster(1 << 17, 1 << 17, 0), 2);
+    EXPECT_EQ(cluster(1 << 17, 1 << 17, 1), 1);
+    EXPECT_EQ(cluster(64, 1 << 17, 0), 1);
+    EXPECT_EQ(cluster(1 << 17, 64, 0), 1);
+  }
 }
 
 TEST(Plan, HugeDenseCopyIsRefusedInWords) {

@@ -10,17 +10,19 @@
 
 namespace fa3::test {
 
-/// One cluster (or CTA) with this config does all tiles of a problem that TMA can address; `row` is the table's row of the same
-/// tiles.
+/// `clusters` clusters (or CTAs) with this config do all items of a problem that TMA can address; `row` is the table's
+/// row of the same tiles.
 template <attention::ForwardConfig config>
-void run_one_cluster(const ForwardProblem& problem, int row, const simulator::Options& options) {
+void run_clusters(const ForwardProblem& problem, int row, const simulator::Options& options, int clusters) {
   kernels::ForwardPlan plan = kernels::plan_forward(problem, row);
   alignas(256) unsigned next_item = 0;
+  const int ctas = clusters * config.cluster;
   const attention::ForwardArguments args =
-      kernels::forward_arguments(problem, plan, &next_item, 1, &simulator::encode);
+      kernels::forward_arguments(problem, plan, &next_item, ctas, &simulator::encode);
   simulator::Counters counters;
   std::vector<simulator::Event> events;
-  simulator::run_cluster<config>(args, options, 0, config.cluster, counters, events);
+  for (int cta = 0; cta < ctas; cta += config.cluster)
+    simulator::run_cluster<config>(args, options, cta, ctas, counters, events);
 }
 
 }  // namespace fa3::test
