@@ -222,19 +222,52 @@ class Cell:
         )
 
 
-def cells(args: argparse.Namespace) -> list[Cell]:
+# Shapes beside the grid: (d, d_v, causal, seqlen, batch, heads, kv_heads).
+Shape = tuple[int, int, bool, int, int, int, int]
+SHAPES: dict[str, list[Shape]] = {
+    # Grouped queries as in large models, 16,384 tokens.
+    "gqa": [(128, 128, c, s, 16384 // s, 64, 8) for s in (2048, 4096, 8192, 16384) for c in (False, True)],
+    # One sequence, causal: few tiles, or very long ones.
+    "batch1": [
+        (d, d, True, s, 1, heads, heads)
+        for d in (64, 128)
+        for s, heads in ((2048, 16), (4096, 16), (8192, 8), (16384, 4), (32768, 2), (65536, 2), (131072, 2))
+    ],
+    # The other head dims with rows of their own, 16,384 tokens, 16 heads.
+    "dims": [
+        (d, d_v, c, s, 16384 // s, 16, 16)
+        for d, d_v in ((96, 96), (192, 192), (192, 128))
+        for s in (2048, 4096, 8192, 16384)
+        for c in (False, True)
+    ],
+}
+
+
+def grid_shapes(args: argparse.Namespace, mode: str) -> Iterator[Shape]:
     """The grid with the overrides of the command line. Long mode covers its longest sequences only."""
     grid = GRIDS[args.device]
+    seqlens = args.seqlen or grid.seqlens
+    for d, causal, seqlen in itertools.product(args.d or grid.dims, args.masks, seqlens):
+        if mode == "long" and seqlen != max(seqlens):
+            continue
+        heads = args.heads or max(1, grid.hidden // d)
+        batch = args.batch or max(1, grid.tokens // seqlen)
+        yield (d, args.d_v or d, causal, seqlen, batch, heads, args.kv_heads or heads)
+
+
+def cells(args: argparse.Namespace) -> list[Cell]:
+    """Of the sets asked for; those other than the grid are timed in short mode only."""
     result = []
     for mode in ("short", "long") if args.mode == "both" else (args.mode,):
-        for dtype, d, causal, seqlen in itertools.product(
-            args.dtype or grid.dtypes, args.d or grid.dims, args.masks, args.seqlen or grid.seqlens
-        ):
-            if mode == "long" and seqlen != max(args.seqlen or grid.seqlens):
-                continue
-            heads = args.heads or max(1, grid.hidden // d)
-            batch = args.batch or max(1, grid.tokens // seqlen)
-            result.append(Cell(dtype, d, args.d_v or d, causal, seqlen, batch, heads, args.kv_heads or heads, mode))
+        shapes: list[Shape] = []
+        for name in args.set:
+            if name == "grid":
+                shapes += grid_shapes(args, mode)
+            elif mode == "short":
+                shapes += [shape for shape in SHAPES[name] if shape[2] in args.masks]
+        result += [
+            Cell(dtype, *shape, mode) for dtype, shape in itertools.product(args.dtype or GRIDS[args.device].dtypes, shapes)
+        ]
     return result
 
 
@@ -551,12 +584,25 @@ def dtype_name(text: str) -> str:
     return text
 
 
+def set_name(text: str) -> str:
+    if text != "grid" and text not in SHAPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of grid, {', '.join(SHAPES)}")
+    return text
+
+
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny shapes, one peer")
     parser.add_argument("--lib", type=pathlib.Path, help="default build/gpu/src/libfa3.so; on cpu build/cpu/..")
     parser.add_argument("--out", type=pathlib.Path, help="default bench/results/<device>/forward-<date>-<hash>.json")
     parser.add_argument("--dtype", type=comma_list(dtype_name), metavar="T,..", help="default f16,bf16; on cpu f32")
+    parser.add_argument(
+        "--set",
+        type=comma_list(set_name),
+        metavar="S,..",
+        default=["grid"],
+        help="shapes: grid, gqa, batch1, dims (default grid; the options on shapes change only the grid)",
+    )
     parser.add_argument("--d", type=comma_list(positive_int), metavar="N,..", help="default 64,128,256")
     parser.add_argument("--d-v", type=positive_int, metavar="N", help="head dim of v and o; default: d")
     parser.add_argument("--seqlen", type=comma_list(positive_int), metavar="N,..", help="default 512,1024..16384")
