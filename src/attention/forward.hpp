@@ -99,44 +99,26 @@ class ItemQueue {
 };
 
 // --------------------------------------------------------------------------------------------------------------------
-// Producer: one thread. K runs one block ahead of V, because a consumer needs K(j+1) before it needs V(j).
+// Loads: by one thread. K runs one block ahead of V, because a consumer needs K(j+1) before it needs V(j).
 
 template <ForwardConfig config>
-HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& args) {
+struct Loader {
   using S = Shared<config>;
+  Shared<config>& shared;
+  const ForwardArguments& args;
   Cursor<config.q_buffers> q;
   Cursor<config.stages> k, v;
-  Stamps<config.trace> stamp(args.stamps, 0, true);
+  Stamps<config.trace> stamp;
+  ItemQueue<config> queue;
 
-  const auto load = [&](auto& tile, const hopper::TensorMap& map, const hopper::Coordinates& at,
-                        hopper::Mbarrier& full) {
-    if constexpr (config.cluster > 1) {
-      hopper::load_tile_multicast<config.cluster>(tile, map, at, full);
-    } else {
-      hopper::load_tile(tile, map, at, full);
-    }
-  };
-  const auto load_k = [&](const Tile& tile, int block) {
-    shared.k_empty[k.stage].wait(k.phase ^ 1);
-    shared.k_full[k.stage].arrive_expect_bytes(S::KTile::bytes);
-    load(shared.k[k.stage], args.k, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
-         shared.k_full[k.stage]);
-    stamp(Mark::load_k, block);
-    ++k;
-  };
-  const auto load_v = [&](const Tile& tile, int block) {
-    shared.v_empty[v.stage].wait(v.phase ^ 1);
-    shared.v_full[v.stage].arrive_expect_bytes(S::VTile::bytes);
-    load(shared.v[v.stage], args.v, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
-         shared.v_full[v.stage]);
-    stamp(Mark::load_v, block);
-    ++v;
-  };
+  HOPPER_FUNCTION Loader(Shared<config>& shared_, const ForwardArguments& args_)
+      : shared(shared_), args(args_), stamp(args_.stamps, 0, true), queue(shared_, args_) {}
 
-  for (ItemQueue<config> queue(shared, args);; ++q) {
+  /// The tile of the next item and its Q; false if there is none.
+  HOPPER_FUNCTION bool begin(Tile& tile) {
     // [1] Take the next item; the record of this CTA's tile travels with Q.
     const bool stop = queue.item() >= args.order.count();
-    Tile tile = stop ? Tile{-1, 0, 0} : args.order.item(queue.item());
+    tile = stop ? Tile{-1, 0, 0} : args.order.item(queue.item());
     if constexpr (config.cluster > 1) {
       if (!stop) tile.first_row += hopper::cluster_rank() * config.tile_q;
     }
@@ -144,31 +126,137 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     hopper::store_shared(shared.tile[q.stage], tile);
     if (stop) {
       shared.q_full[q.stage].arrive();
-      return;
+      return false;
     }
     // [2] Load Q.
     shared.q_full[q.stage].arrive_expect_bytes(S::QTile::bytes);
     hopper::load_tile(shared.q[q.stage], args.q, {0, tile.first_row, tile.head, tile.batch}, shared.q_full[q.stage]);
     queue.ask();
+    return true;
+  }
+  HOPPER_FUNCTION void load_k(const Tile& tile, int block) {
+    shared.k_empty[k.stage].wait(k.phase ^ 1);
+    shared.k_full[k.stage].arrive_expect_bytes(S::KTile::bytes);
+    load(shared.k[k.stage], args.k, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
+         shared.k_full[k.stage]);
+    stamp(Mark::load_k, block);
+    ++k;
+  }
+  HOPPER_FUNCTION void load_v(const Tile& tile, int block) {
+    shared.v_empty[v.stage].wait(v.phase ^ 1);
+    shared.v_full[v.stage].arrive_expect_bytes(S::VTile::bytes);
+    load(shared.v[v.stage], args.v, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
+         shared.v_full[v.stage]);
+    stamp(Mark::load_v, block);
+    ++v;
+  }
 
+ private:
+  template <class SharedTile>
+  HOPPER_FUNCTION static void load(SharedTile& tile, const hopper::TensorMap& map, const hopper::Coordinates& at,
+                                   hopper::Mbarrier& full) {
+    if constexpr (config.cluster > 1) {
+      hopper::load_tile_multicast<config.cluster>(tile, map, at, full);
+    } else {
+      hopper::load_tile(tile, map, at, full);
+    }
+  }
+};
+
+/// The producer.
+template <ForwardConfig config>
+HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& args) {
+  Loader<config> loader(shared, args);
+  for (Tile tile; loader.begin(tile); ++loader.q) {
     // [3] Load the K and V blocks through the ring.
     const BlockWalk walk = walk_item<config>(args, tile);
     for (int block = walk.end - 1; block >= walk.begin; --block) {
-      load_k(tile, block);
-      if (block + 1 < walk.end) load_v(tile, block + 1);
+      loader.load_k(tile, block);
+      if (block + 1 < walk.end) loader.load_v(tile, block + 1);
     }
-    if (!walk.empty()) load_v(tile, walk.begin);
-    queue.receive();
+    if (!walk.empty()) loader.load_v(tile, walk.begin);
+    loader.queue.receive();
   }
 }
+
+/// The same loads in the same order by a thread of the first consumer warpgroup (Loads::consumer), which must never
+/// wait for a buffer that waits for itself. At K(n)'s release it loads up to K(n + stages - 1) and V(n + stages - 2):
+/// into the buffers of K(n - 1) and V(n - 2), with which this warpgroup is done, and the others will be without its
+/// help. Likewise it opens a tile only if an older one than those in Q's buffers is done.
+template <ForwardConfig config, bool used = config.loads == Loads::consumer>
+class Prefetch {
+ public:
+  HOPPER_FUNCTION Prefetch(Shared<config>& shared, const ForwardArguments& args, int warpgroup)
+      : loader_(shared, args), mine_(warpgroup == 0 && hopper::warp_of_warpgroup() == 0 && hopper::elect_one()) {}
+
+  /// Before a tile is waited for.
+  HOPPER_FUNCTION void begin_tile() { fill(); }
+  HOPPER_FUNCTION void end_tile() { --open_; }
+  HOPPER_FUNCTION void k_released() {
+    ++room_;
+    fill();
+  }
+
+ private:
+  HOPPER_FUNCTION void fill() {
+    if (mine_) {
+      do {
+        const Tile v_tile = v_tile_;
+        const int v_block = v_block_;
+        v_block_ = -1;
+        if (room_ > 0 && find_block()) {
+          --room_;
+          loader_.load_k(tile_, block_);
+          v_tile_ = tile_;
+          v_block_ = block_--;
+        }
+        if (v_block >= 0) loader_.load_v(v_tile, v_block);
+      } while (room_ > 0 && v_block_ >= 0);
+    }
+    hopper::warp_sync();
+  }
+  /// Opens tiles until there is a block to load. False if it may not or there is none.
+  HOPPER_FUNCTION bool find_block() {
+    while (block_ < first_block_) {
+      if (stopped_ || open_ == config.q_buffers) return false;
+      ++open_;
+      stopped_ = !loader_.begin(tile_);
+      if (stopped_) return false;
+      ++loader_.q;
+      const BlockWalk walk = walk_item<config>(loader_.args, tile_);
+      block_ = walk.end - 1;
+      first_block_ = walk.begin;
+    }
+    return true;
+  }
+
+  Loader<config> loader_;
+  const bool mine_;
+  bool stopped_ = false;
+  int open_ = 0;                  // tiles begun and not ended
+  int room_ = config.stages - 1;  // blocks of K that may be loaded
+  Tile tile_;                     // of the next K
+  int block_ = -1, first_block_ = 0;
+  Tile v_tile_;       // of the next V
+  int v_block_ = -1;  // -1: V has caught up with K
+};
+
+template <ForwardConfig config>
+class Prefetch<config, false> {
+ public:
+  HOPPER_FUNCTION Prefetch(Shared<config>&, const ForwardArguments&, int) {}
+  HOPPER_FUNCTION void begin_tile() {}
+  HOPPER_FUNCTION void end_tile() {}
+  HOPPER_FUNCTION void k_released() {}
+};
 
 // --------------------------------------------------------------------------------------------------------------------
 // Ping-pong (paper, section 3.1): a warpgroup issues its GEMMs in its turn and hands the turn to the next one, whose
 // GEMMs then run under this one's softmax. The first turn is granted at construction.
 
-template <ForwardConfig config>
+template <ForwardConfig config, Turns section>
 struct Turn {
-  static constexpr bool used = config.turns == Turns::gemm;
+  static constexpr bool used = config.turns == section;
   static constexpr int last = config.consumer_warpgroups() - 1;
   const int warpgroup;
 
@@ -225,18 +313,23 @@ class Consumer {
       : shared_(shared),
         args_(args),
         turn_(warpgroup),
+        softmax_turn_(warpgroup),
         warpgroup_(warpgroup),
         warp_row_(64 * warpgroup + 16 * hopper::warp_of_warpgroup()),
+        prefetch_(shared, args, warpgroup),
         stamp_(args.stamps, 1 + warpgroup, hopper::warp_of_warpgroup() == 0 && hopper::lane() == 0) {}
 
   HOPPER_FUNCTION void run() {
     for (;; ++q_) {
+      prefetch_.begin_tile();
       shared_.q_full[q_.stage].wait(q_.phase);
       const Tile tile = hopper::load_shared(shared_.tile[q_.stage]);
       if (tile.first_row < 0) break;
       attend(tile);
+      prefetch_.end_tile();
     }
     turn_.finish();
+    softmax_turn_.finish();
     if (hopper::lane() == 0) hopper::store_wait_read<0>();
   }
 
@@ -269,6 +362,14 @@ class Consumer {
     hopper::issue_abt<element>(s, shared_.q[q_.stage], 64 * warpgroup_, shared_.k[k_.stage]);
     hopper::wgmma_commit();
   }
+  /// The same for the block after the next one to be released.
+  HOPPER_FUNCTION void issue_s_ahead(S& s) {
+    Cursor<config.stages> k = k_;
+    ++k;
+    shared_.k_full[k.stage].wait(k.phase);
+    hopper::issue_abt<element>(s, shared_.q[q_.stage], 64 * warpgroup_, shared_.k[k.stage]);
+    hopper::wgmma_commit();
+  }
   HOPPER_FUNCTION void issue_pv(O& o, const P& p) {
     shared_.v_full[v_.stage].wait(v_.phase);
     hopper::issue_ab<element>(o, p, shared_.v[v_.stage]);
@@ -277,6 +378,7 @@ class Consumer {
   HOPPER_FUNCTION void release_k() {
     release_block(shared_.k_empty[k_.stage]);
     ++k_;
+    prefetch_.k_released();
   }
   HOPPER_FUNCTION void release_v() {
     release_block(shared_.v_empty[v_.stage]);
@@ -287,6 +389,8 @@ class Consumer {
   HOPPER_FUNCTION void skip() {
     turn_.take();
     turn_.pass();
+    softmax_turn_.take();
+    softmax_turn_.pass();
     shared_.k_full[k_.stage].wait(k_.phase);
     release_k();
     shared_.v_full[v_.stage].wait(v_.phase);
@@ -296,10 +400,20 @@ class Consumer {
   /// P(j) against the m of earlier blocks, and rarely again with a new one: by the whole warp, because raise()
   /// exchanges maxima.
   HOPPER_FUNCTION void exponentiate(int block, const S& s, P& p, O& o, OnlineSoftmax& softmax) {
+    softmax_turn_.take();
     stamp_(Mark::softmax_begun, block);
-    while (hopper::warp_any(softmax.template exponentiate<element>(p, s))) rescale_rows(o, softmax.raise(s));
+    if constexpr (config.maximum == Maximum::before) {
+      rescale_rows(o, softmax.rescale());
+      softmax.template exponentiate<element>(p, s);
+    } else {
+      while (hopper::warp_any(softmax.template exponentiate<element>(p, s))) rescale_rows(o, softmax.raise(s));
+    }
     softmax.accept();
     stamp_(Mark::softmax_done, block);
+    softmax_turn_.pass();
+  }
+  HOPPER_FUNCTION static void raise_before(const S& s, OnlineSoftmax& softmax) {
+    if constexpr (config.maximum == Maximum::before) softmax.follow(s);
   }
 
   /// Algorithm 2, the loop body: S of the next block beside O += P V of this one, then P of the next.
@@ -316,10 +430,112 @@ class Consumer {
     stamp_(Mark::s_ready, block);
     release_k();
     mask_block();
+    raise_before(s, softmax);
     hopper::wgmma_wait<0>(o);
     stamp_(Mark::o_ready, block);
     release_v();
     exponentiate(block, s, p, o, softmax);  // [8]
+  }
+
+  /// Algorithm 1 instead: each of the three alone.
+  template <class MaskBlock>
+  requires(config.pipeline == Pipeline::none) HOPPER_FUNCTION
+      void step(int block, S& s, P& p, O& o, OnlineSoftmax& softmax, const MaskBlock& mask_block) {
+    turn_.take();
+    issue_pv(o, p);
+    hopper::wgmma_wait<0>(o);
+    release_v();
+    issue_s(s);
+    turn_.pass();
+    hopper::wgmma_wait<0>(s);
+    release_k();
+    mask_block();
+    raise_before(s, softmax);
+    exponentiate(block, s, p, o, softmax);
+  }
+
+  /// Three stages: `block` is computed into `next` while `now`, the scores of the block before, becomes P in `p_next`
+  /// and O += P V of the one before that runs.
+  template <class MaskBlock>
+  HOPPER_FUNCTION void step_ahead(S& now, S& next, P& p, P& p_next, O& o, OnlineSoftmax& softmax,
+                                  const MaskBlock& mask_block) {
+    turn_.take();
+    issue_pv(o, p);
+    issue_s_ahead(next);
+    turn_.pass();
+    hopper::wgmma_wait<2>(now);
+    finish_behind<1>(now, p_next, o, softmax, mask_block);
+  }
+  /// The end of a step: `later` products behind P V are still running.
+  template <int later, class MaskBlock>
+  HOPPER_FUNCTION void finish_behind(S& now, P& p_next, O& o, OnlineSoftmax& softmax, const MaskBlock& mask_block) {
+    release_k();
+    mask_block(now);
+    softmax_turn_.take();
+    Rescale rescale{1.0f, 1.0f};
+    bool raised = false;
+    while (hopper::warp_any(softmax.template exponentiate<element>(p_next, now))) {
+      const Rescale more = softmax.raise(now);
+      rescale.factor[0] *= more.factor[0];
+      rescale.factor[1] *= more.factor[1];
+      raised = true;
+    }
+    softmax.accept();
+    softmax_turn_.pass();
+    hopper::wgmma_wait<later>(o);
+    release_v();
+    if (raised) rescale_rows(o, rescale);
+  }
+  /// The last two P V of three stages.
+  template <class MaskBlock>
+  HOPPER_FUNCTION void drain(S& now, P& p, P& p_next, O& o, OnlineSoftmax& softmax, const MaskBlock& mask_block) {
+    issue_pv(o, p);
+    hopper::wgmma_wait<1>(now);
+    finish_behind<0>(now, p_next, o, softmax, mask_block);
+    accumulate_last(o, p_next);
+  }
+  HOPPER_FUNCTION void accumulate_last(O& o, const P& p) {
+    issue_pv(o, p);
+    hopper::wgmma_wait<0>(o);
+    release_v();
+  }
+  /// All blocks from `block` down to mine.begin, in three stages; `block` becomes mine.begin - 1.
+  HOPPER_FUNCTION void three_stages(const Tile& tile, const BlockWalk& mine, int& block, O& o, OnlineSoftmax& softmax) {
+    S s0, s1;
+    P p0, p1;
+    int scored = block;  // the block whose scores are next to be exponentiated
+    const auto mask_scored = [&](S& s) {
+      if (mine.is_edge(scored)) apply_mask(s, args_, tile.first_row + my_row(), scored * config.tile_kv);
+      --scored;
+    };
+    turn_.take();
+    issue_s(s0);
+    turn_.pass();
+    hopper::wgmma_wait<0>(s0);
+    release_k();
+    mask_scored(s0);
+    softmax.begin(s0);
+    exponentiate(block, s0, p0, o, softmax);
+    if (--block < mine.begin) {
+      accumulate_last(o, p0);
+      return;
+    }
+    turn_.take();
+    issue_s(s1);
+    turn_.pass();
+    // Twice per round, so that scores and P change places without being copied.
+    for (--block;; --block) {
+      if (block < mine.begin) {
+        drain(s1, p0, p1, o, softmax, mask_scored);
+        return;
+      }
+      step_ahead(s1, s0, p0, p1, o, softmax, mask_scored);
+      if (--block < mine.begin) {
+        drain(s0, p1, p0, o, softmax, mask_scored);
+        return;
+      }
+      step_ahead(s0, s1, p1, p0, o, softmax, mask_scored);
+    }
   }
 
   HOPPER_FUNCTION void attend(const Tile& tile) {
@@ -331,7 +547,10 @@ class Consumer {
     int block = item.end - 1;
     HOPPER_NO_UNROLL
     for (; block >= maximum(mine.end, item.begin); --block) skip();
-    if (!mine.empty()) {
+    if constexpr (config.pipeline == Pipeline::three_stage) {
+      if (!mine.empty()) three_stages(tile, mine, block, o, softmax);
+      release(shared_.q_empty[q_.stage]);
+    } else if (!mine.empty()) {
       S s;
       P p;
       const auto mask = [&] { apply_mask(s, args_, tile.first_row + my_row(), block * config.tile_kv); };
@@ -345,7 +564,8 @@ class Consumer {
       stamp_(Mark::s_ready, block);
       release_k();
       if (mine.is_edge(block)) mask();
-      softmax.begin(s);
+      if constexpr (config.maximum == Maximum::lagging) softmax.begin(s);
+      raise_before(s, softmax);
       exponentiate(block, s, p, o, softmax);
       --block;
 
@@ -479,11 +699,13 @@ class Consumer {
 
   Shared<config>& shared_;
   const ForwardArguments& args_;
-  const Turn<config> turn_;
+  const Turn<config, Turns::gemm> turn_;
+  const Turn<config, Turns::softmax> softmax_turn_;
   const int warpgroup_;
   const int warp_row_;  // the warp's first row in the tile
   Cursor<config.q_buffers> q_;
   Cursor<config.stages> k_, v_;
+  [[no_unique_address]] Prefetch<config> prefetch_;
   [[no_unique_address]] Stamps<config.trace> stamp_;
 };
 
@@ -508,7 +730,9 @@ HOPPER_FUNCTION void forward(Shared<config>& shared, const ForwardArguments& arg
   } else {
     hopper::cta_sync();
   }
-  if (warpgroup == 0) {
+  if constexpr (config.loads == Loads::consumer) {
+    Consumer<config>(shared, args, warpgroup).run();
+  } else if (warpgroup == 0) {
     hopper::release_registers<config.producer_registers()>();
     if (leader) produce(shared, args);
   } else {
