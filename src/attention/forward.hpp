@@ -99,26 +99,44 @@ class ItemQueue {
 };
 
 // --------------------------------------------------------------------------------------------------------------------
-// Loads: by one thread. K runs one block ahead of V, because a consumer needs K(j+1) before it needs V(j).
+// Producer: one thread. K runs one block ahead of V, because a consumer needs K(j+1) before it needs V(j).
 
 template <ForwardConfig config>
-struct Loader {
+HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& args) {
   using S = Shared<config>;
-  Shared<config>& shared;
-  const ForwardArguments& args;
   Cursor<config.q_buffers> q;
   Cursor<config.stages> k, v;
-  Stamps<config.trace> stamp;
-  ItemQueue<config> queue;
+  Stamps<config.trace> stamp(args.stamps, 0, true);
 
-  HOPPER_FUNCTION Loader(Shared<config>& shared_, const ForwardArguments& args_)
-      : shared(shared_), args(args_), stamp(args_.stamps, 0, true), queue(shared_, args_) {}
+  const auto load = [&](auto& tile, const hopper::TensorMap& map, const hopper::Coordinates& at,
+                        hopper::Mbarrier& full) {
+    if constexpr (config.cluster > 1) {
+      hopper::load_tile_multicast<config.cluster>(tile, map, at, full);
+    } else {
+      hopper::load_tile(tile, map, at, full);
+    }
+  };
+  const auto load_k = [&](const Tile& tile, int block) {
+    shared.k_empty[k.stage].wait(k.phase ^ 1);
+    shared.k_full[k.stage].arrive_expect_bytes(S::KTile::bytes);
+    load(shared.k[k.stage], args.k, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
+         shared.k_full[k.stage]);
+    stamp(Mark::load_k, block);
+    ++k;
+  };
+  const auto load_v = [&](const Tile& tile, int block) {
+    shared.v_empty[v.stage].wait(v.phase ^ 1);
+    shared.v_full[v.stage].arrive_expect_bytes(S::VTile::bytes);
+    load(shared.v[v.stage], args.v, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
+         shared.v_full[v.stage]);
+    stamp(Mark::load_v, block);
+    ++v;
+  };
 
-  /// The tile of the next item and its Q; false if there is none.
-  HOPPER_FUNCTION bool begin(Tile& tile) {
+  for (ItemQueue<config> queue(shared, args);; ++q) {
     // [1] Take the next item; the record of this CTA's tile travels with Q.
     const bool stop = queue.item() >= args.order.count();
-    tile = stop ? Tile{-1, 0, 0} : args.order.item(queue.item());
+    Tile tile = stop ? Tile{-1, 0, 0} : args.order.item(queue.item());
     if constexpr (config.cluster > 1) {
       if (!stop) tile.first_row += hopper::cluster_rank() * config.tile_q;
     }
@@ -126,60 +144,28 @@ struct Loader {
     hopper::store_shared(shared.tile[q.stage], tile);
     if (stop) {
       shared.q_full[q.stage].arrive();
-      return false;
+      return;
     }
     // [2] Load Q.
     shared.q_full[q.stage].arrive_expect_bytes(S::QTile::bytes);
     hopper::load_tile(shared.q[q.stage], args.q, {0, tile.first_row, tile.head, tile.batch}, shared.q_full[q.stage]);
     queue.ask();
-    return true;
-  }
-  HOPPER_FUNCTION void load_k(const Tile& tile, int block) {
-    shared.k_empty[k.stage].wait(k.phase ^ 1);
-    shared.k_full[k.stage].arrive_expect_bytes(S::KTile::bytes);
-    load(shared.k[k.stage], args.k, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
-         shared.k_full[k.stage]);
-    stamp(Mark::load_k, block);
-    ++k;
-  }
-  HOPPER_FUNCTION void load_v(const Tile& tile, int block) {
-    shared.v_empty[v.stage].wait(v.phase ^ 1);
-    shared.v_full[v.stage].arrive_expect_bytes(S::VTile::bytes);
-    load(shared.v[v.stage], args.v, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
-         shared.v_full[v.stage]);
-    stamp(Mark::load_v, block);
-    ++v;
-  }
 
- private:
-  template <class SharedTile>
-  HOPPER_FUNCTION static void load(SharedTile& tile, const hopper::TensorMap& map, const hopper::Coordinates& at,
-                                   hopper::Mbarrier& full) {
-    if constexpr (config.cluster > 1) {
-      hopper::load_tile_multicast<config.cluster>(tile, map, at, full);
-    } else {
-      hopper::load_tile(tile, map, at, full);
-    }
-  }
-};
-
-/// The producer.
-template <ForwardConfig config>
-HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& args) {
-  Loader<config> loader(shared, args);
-  for (Tile tile; loader.begin(tile); ++loader.q) {
     // [3] Load the K and V blocks through the ring.
     const BlockWalk walk = walk_item<config>(args, tile);
     for (int block = walk.end - 1; block >= walk.begin; --block) {
-      loader.load_k(tile, block);
-      if (block + 1 < walk.end) loader.load_v(tile, block + 1);
+      load_k(tile, block);
+      if (block + 1 < walk.end) load_v(tile, block + 1);
     }
-    if (!walk.empty()) loader.load_v(tile, walk.begin);
-    loader.queue.receive();
+    if (!walk.empty()) load_v(tile, walk.begin);
+    queue.receive();
   }
 }
 
-/// The same loads in the same order by a thread of the first consumer warpgroup (Loads::consumer), which must never
+// --------------------------------------------------------------------------------------------------------------------
+// Without a producer (Loads::consumer).
+
+/// The same loads in the same order by a thread of the first consumer warpgroup, which must never
 /// wait for a buffer that waits for itself. At K(n)'s release it loads up to K(n + stages - 1) and V(n + stages - 2):
 /// into the buffers of K(n - 1) and V(n - 2), with which this warpgroup is done, and the others will be without its
 /// help. Likewise it opens a tile only if an older one than those in Q's buffers is done.
@@ -187,7 +173,10 @@ template <ForwardConfig config, bool used = config.loads == Loads::consumer>
 class Prefetch {
  public:
   HOPPER_FUNCTION Prefetch(Shared<config>& shared, const ForwardArguments& args, int warpgroup)
-      : loader_(shared, args), mine_(warpgroup == 0 && hopper::warp_of_warpgroup() == 0 && hopper::elect_one()) {}
+      : shared_(shared),
+        args_(args),
+        queue_(shared, args),
+        mine_(warpgroup == 0 && hopper::warp_of_warpgroup() == 0 && hopper::elect_one()) {}
 
   /// Before a tile is waited for.
   HOPPER_FUNCTION void begin_tile() { fill(); }
@@ -206,11 +195,17 @@ class Prefetch {
         v_block_ = -1;
         if (room_ > 0 && find_block()) {
           --room_;
-          loader_.load_k(tile_, block_);
+          load(shared_.k[k_.stage], args_.k, tile_, block_, shared_.k_empty[k_.stage], k_.phase,
+               shared_.k_full[k_.stage]);
+          ++k_;
           v_tile_ = tile_;
           v_block_ = block_--;
         }
-        if (v_block >= 0) loader_.load_v(v_tile, v_block);
+        if (v_block >= 0) {
+          load(shared_.v[v_.stage], args_.v, v_tile, v_block, shared_.v_empty[v_.stage], v_.phase,
+               shared_.v_full[v_.stage]);
+          ++v_;
+        }
       } while (room_ > 0 && v_block_ >= 0);
     }
     hopper::warp_sync();
@@ -220,17 +215,42 @@ class Prefetch {
     while (block_ < first_block_) {
       if (stopped_ || open_ == config.q_buffers) return false;
       ++open_;
-      stopped_ = !loader_.begin(tile_);
+      open();
       if (stopped_) return false;
-      ++loader_.q;
-      const BlockWalk walk = walk_item<config>(loader_.args, tile_);
+      const BlockWalk walk = walk_item<config>(args_, tile_);
       block_ = walk.end - 1;
       first_block_ = walk.begin;
     }
     return true;
   }
+  template <class SharedTile>
+  HOPPER_FUNCTION void load(SharedTile& to, const hopper::TensorMap& map, const Tile& tile, int block,
+                            hopper::Mbarrier& empty, int phase, hopper::Mbarrier& full) {
+    empty.wait(phase ^ 1);
+    full.arrive_expect_bytes(SharedTile::bytes);
+    hopper::load_tile(to, map, {0, block * config.tile_kv, tile.head / args_.group, tile.batch}, full);
+  }
+  HOPPER_FUNCTION void open() {
+    stopped_ = queue_.item() >= args_.order.count();
+    tile_ = stopped_ ? Tile{-1, 0, 0} : args_.order.item(queue_.item());
+    shared_.q_empty[q_.stage].wait(q_.phase ^ 1);
+    hopper::store_shared(shared_.tile[q_.stage], tile_);
+    auto& full = shared_.q_full[q_.stage];
+    if (stopped_) {
+      full.arrive();
+      return;
+    }
+    full.arrive_expect_bytes(Shared<config>::QTile::bytes);
+    hopper::load_tile(shared_.q[q_.stage], args_.q, {0, tile_.first_row, tile_.head, tile_.batch}, full);
+    ++q_;
+    queue_.ask();
+  }
 
-  Loader<config> loader_;
+  Shared<config>& shared_;
+  const ForwardArguments& args_;
+  ItemQueue<config> queue_;
+  Cursor<config.q_buffers> q_;
+  Cursor<config.stages> k_, v_;
   const bool mine_;
   bool stopped_ = false;
   int open_ = 0;                  // tiles begun and not ended
