@@ -165,10 +165,10 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
 // --------------------------------------------------------------------------------------------------------------------
 // Without a producer (Loads::consumer).
 
-/// The same loads in the same order by a thread of the first consumer warpgroup, which must never
-/// wait for a buffer that waits for itself. At K(n)'s release it loads up to K(n + stages - 1) and V(n + stages - 2):
-/// into the buffers of K(n - 1) and V(n - 2), with which this warpgroup is done, and the others will be without its
-/// help. Likewise it opens a tile only if an older one than those in Q's buffers is done.
+/// The producer's loads in the same order by a thread of the first consumer warpgroup, which must never wait for a
+/// buffer that waits for itself. When its warpgroup has released K(n), it loads K(n + stages - 1) and V(n + stages - 2)
+/// into the buffers of K(n - 1) and V(n - 2): with these its warpgroup is done, and the others will be without its
+/// help. Likewise a tile is opened only into a buffer of Q whose tile this warpgroup has ended.
 template <ForwardConfig config, bool used = config.loads == Loads::consumer>
 class Prefetch {
  public:
