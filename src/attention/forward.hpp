@@ -419,7 +419,8 @@ class Consumer {
 
   /// P(j) against the m of earlier blocks, and rarely again with a new one: by the whole warp, because raise()
   /// exchanges maxima.
-  HOPPER_FUNCTION void exponentiate(int block, const S& s, P& p, O& o, OnlineSoftmax& softmax) {
+  template <class Sums>
+  HOPPER_FUNCTION void exponentiate(int block, const S& s, P& p, Sums& o, OnlineSoftmax& softmax) {
     softmax_turn_.take();
     stamp_(Mark::softmax_begun, block);
     if constexpr (config.maximum == Maximum::before) {
@@ -432,6 +433,7 @@ class Consumer {
     stamp_(Mark::softmax_done, block);
     softmax_turn_.pass();
   }
+  /// Maximum::before: a new m for the block, under its P V; exponentiate() rescales O.
   HOPPER_FUNCTION static void raise_before(const S& s, OnlineSoftmax& softmax) {
     if constexpr (config.maximum == Maximum::before) softmax.follow(s);
   }
@@ -459,103 +461,85 @@ class Consumer {
 
   /// Algorithm 1 instead: each of the three alone.
   template <class MaskBlock>
-  requires(config.pipeline == Pipeline::none) HOPPER_FUNCTION
-      void step(int block, S& s, P& p, O& o, OnlineSoftmax& softmax, const MaskBlock& mask_block) {
+  HOPPER_FUNCTION void step(int block, S& now, P& p, O& o, OnlineSoftmax& softmax,
+                            const MaskBlock& mask_block) requires(config.pipeline == Pipeline::none) {
     turn_.take();
     issue_pv(o, p);
     hopper::wgmma_wait<0>(o);
     release_v();
-    issue_s(s);
+    issue_s(now);
     turn_.pass();
-    hopper::wgmma_wait<0>(s);
+    hopper::wgmma_wait<0>(now);
     release_k();
     mask_block();
-    raise_before(s, softmax);
-    exponentiate(block, s, p, o, softmax);
+    raise_before(now, softmax);
+    exponentiate(block, now, p, o, softmax);
   }
 
-  /// Three stages: `block` is computed into `next` while `now`, the scores of the block before, becomes P in `p_next`
-  /// and O += P V of the one before that runs.
-  template <class MaskBlock>
-  HOPPER_FUNCTION void step_ahead(S& now, S& next, P& p, P& p_next, O& o, OnlineSoftmax& softmax,
-                                  const MaskBlock& mask_block) {
-    turn_.take();
-    issue_pv(o, p);
-    issue_s_ahead(next);
-    turn_.pass();
-    hopper::wgmma_wait<2>(now);
-    finish_behind<1>(now, p_next, o, softmax, mask_block);
-  }
-  /// The end of a step: `later` products behind P V are still running.
-  template <int later, class MaskBlock>
-  HOPPER_FUNCTION void finish_behind(S& now, P& p_next, O& o, OnlineSoftmax& softmax, const MaskBlock& mask_block) {
-    release_k();
-    mask_block(now);
-    softmax_turn_.take();
-    Rescale rescale{1.0f, 1.0f};
-    bool raised = false;
-    while (hopper::warp_any(softmax.template exponentiate<element>(p_next, now))) {
-      const Rescale more = softmax.raise(now);
-      rescale.factor[0] *= more.factor[0];
-      rescale.factor[1] *= more.factor[1];
-      raised = true;
-    }
-    softmax.accept();
-    softmax_turn_.pass();
-    hopper::wgmma_wait<later>(o);
-    release_v();
-    if (raised) rescale_rows(o, rescale);
-  }
-  /// The last two P V of three stages.
-  template <class MaskBlock>
-  HOPPER_FUNCTION void drain(S& now, P& p, P& p_next, O& o, OnlineSoftmax& softmax, const MaskBlock& mask_block) {
-    issue_pv(o, p);
-    hopper::wgmma_wait<1>(now);
-    finish_behind<0>(now, p_next, o, softmax, mask_block);
-    accumulate_last(o, p_next);
-  }
-  HOPPER_FUNCTION void accumulate_last(O& o, const P& p) {
-    issue_pv(o, p);
-    hopper::wgmma_wait<0>(o);
-    release_v();
-  }
-  /// All blocks from `block` down to mine.begin, in three stages; `block` becomes mine.begin - 1.
+  /// Three stages (appendix B.3): all blocks from `block` down to mine.begin; `block` becomes mine.begin - 1.
   HOPPER_FUNCTION void three_stages(const Tile& tile, const BlockWalk& mine, int& block, O& o, OnlineSoftmax& softmax) {
     S s0, s1;
     P p0, p1;
-    int scored = block;  // the block whose scores are next to be exponentiated
-    const auto mask_scored = [&](S& s) {
-      if (mine.is_edge(scored)) apply_mask(s, args_, tile.first_row + my_row(), scored * config.tile_kv);
-      --scored;
+    const auto mask = [&](S& s, int at) {
+      if (mine.is_edge(at)) apply_mask(s, args_, tile.first_row + my_row(), at * config.tile_kv);
     };
     turn_.take();
     issue_s(s0);
     turn_.pass();
     hopper::wgmma_wait<0>(s0);
     release_k();
-    mask_scored(s0);
+    mask(s0, block);
     softmax.begin(s0);
     exponentiate(block, s0, p0, o, softmax);
-    if (--block < mine.begin) {
-      accumulate_last(o, p0);
-      return;
-    }
+    if (--block < mine.begin) return accumulate_last(o, p0);
     turn_.take();
     issue_s(s1);
     turn_.pass();
     // Twice per round, so that scores and P change places without being copied.
-    for (--block;; --block) {
-      if (block < mine.begin) {
-        drain(s1, p0, p1, o, softmax, mask_scored);
-        return;
-      }
-      step_ahead(s1, s0, p0, p1, o, softmax, mask_scored);
-      if (--block < mine.begin) {
-        drain(s0, p1, p0, o, softmax, mask_scored);
-        return;
-      }
-      step_ahead(s0, s1, p1, p0, o, softmax, mask_scored);
+    HOPPER_NO_UNROLL
+    for (;;) {
+      if (--block < mine.begin) return drain(mine.begin, s1, p0, p1, o, softmax, mask);
+      step_ahead(block + 1, s1, s0, p0, p1, o, softmax, mask);
+      if (--block < mine.begin) return drain(mine.begin, s0, p1, p0, o, softmax, mask);
+      step_ahead(block + 1, s0, s1, p1, p0, o, softmax, mask);
     }
+  }
+  /// P of block `block`, whose scores `now` are in flight, under O += P V of the block before it and S of the one
+  /// behind it, which goes to `next`.
+  template <class MaskBlock>
+  HOPPER_FUNCTION void step_ahead(int block, S& now, S& next, P& p, P& p_next, O& o, OnlineSoftmax& softmax,
+                                  const MaskBlock& mask) {
+    turn_.take();
+    issue_pv(o, p);
+    issue_s_ahead(next);
+    turn_.pass();
+    hopper::wgmma_wait<2>(now);
+    exponentiate_under_pv<1>(block, now, p_next, o, softmax, mask);
+  }
+  /// The same for the last block, and its P V.
+  template <class MaskBlock>
+  HOPPER_FUNCTION void drain(int block, S& now, P& p, P& p_next, O& o, OnlineSoftmax& softmax, const MaskBlock& mask) {
+    issue_pv(o, p);
+    hopper::wgmma_wait<1>(now);
+    exponentiate_under_pv<0>(block, now, p_next, o, softmax, mask);
+    accumulate_last(o, p_next);
+  }
+  /// `later`: products issued after P V.
+  template <int later, class MaskBlock>
+  HOPPER_FUNCTION void exponentiate_under_pv(int block, S& now, P& p_next, O& o, OnlineSoftmax& softmax,
+                                             const MaskBlock& mask) {
+    release_k();
+    mask(now, block);
+    PostponedRescale o_in_flight;
+    exponentiate(block, now, p_next, o_in_flight, softmax);
+    hopper::wgmma_wait<later>(o);
+    release_v();
+    if (o_in_flight.wanted) rescale_rows(o, o_in_flight.rescale);
+  }
+  HOPPER_FUNCTION void accumulate_last(O& o, const P& p) {
+    issue_pv(o, p);
+    hopper::wgmma_wait<0>(o);
+    release_v();
   }
 
   HOPPER_FUNCTION void attend(const Tile& tile) {
@@ -584,7 +568,7 @@ class Consumer {
       stamp_(Mark::s_ready, block);
       release_k();
       if (mine.is_edge(block)) mask();
-      if constexpr (config.maximum == Maximum::lagging) softmax.begin(s);
+      softmax.begin(s);
       raise_before(s, softmax);
       exponentiate(block, s, p, o, softmax);
       --block;

@@ -162,5 +162,16 @@ HOPPER_FUNCTION void rescale_rows(hopper::Accumulator<columns>& o, const Rescale
   }
 }
 
+/// In the place of an O that a product is still being added to: what it is to be rescaled by afterwards.
+struct PostponedRescale {
+  Rescale rescale{1.0f, 1.0f};
+  bool wanted = false;
+};
+HOPPER_FUNCTION void rescale_rows(PostponedRescale& o, const Rescale& rescale) {
+  o.rescale.factor[0] *= rescale.factor[0];
+  o.rescale.factor[1] *= rescale.factor[1];
+  o.wanted = true;
+}
+
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::attention
