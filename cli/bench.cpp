@@ -71,20 +71,6 @@ std::vector<Cell> cells_of(const BenchOptions& options, Device device) {
   return cells;
 }
 
-/// Normal numbers of `dtype` on the device. Why not zeros: a chip at its power limit is faster on them.
-check::Buffer normal_tensor(Device device, fa3_dtype dtype, int64_t elements, std::mt19937_64& random) {
-  return with_dtype(dtype, [&]<class T>(T) {
-    std::vector<T> host(static_cast<std::size_t>(elements));
-    std::normal_distribution<float> normal;
-    constexpr std::size_t period = 1'000'003;  // enough to look random to the hardware, and quick to make
-    for (std::size_t i = 0; i < host.size(); ++i)
-      host[i] = i < period ? from_float<T>(normal(random)) : host[i - period];
-    check::Buffer buffer(device, host.size() * sizeof(T));
-    buffer.upload(host.data());
-    return buffer;
-  });
-}
-
 struct Timed {
   std::string kernel;
   double seconds;

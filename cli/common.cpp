@@ -7,7 +7,6 @@
 #include <cstdio>
 #include <system_error>
 
-#include "check/device.hpp"
 #include "cpu/forward.hpp"
 #include "dtype.hpp"
 #include "error.hpp"
@@ -54,6 +53,19 @@ fa3_dtype parse_dtype(const std::string& name) {
   for (const fa3_dtype dtype : {FA3_F16, FA3_BF16, FA3_F32})
     if (name == dtype_name(dtype)) return dtype;
   throw UsageError(fmt::format("--dtype is {}; allowed are f16, bf16 and f32", name));
+}
+
+check::Buffer normal_tensor(Device device, fa3_dtype dtype, std::int64_t elements, std::mt19937_64& random) {
+  return with_dtype(dtype, [&]<class T>(T) {
+    std::vector<T> host(static_cast<std::size_t>(elements));
+    std::normal_distribution<float> normal;
+    constexpr std::size_t period = 1'000'003;  // enough to look random to the hardware, and quick to make
+    for (std::size_t i = 0; i < host.size(); ++i)
+      host[i] = i < period ? from_float<T>(normal(random)) : host[i - period];
+    check::Buffer buffer(device, host.size() * sizeof(T));
+    buffer.upload(host.data());
+    return buffer;
+  });
 }
 
 Progress::Progress(std::string what) {

@@ -6,10 +6,12 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
+#include "check/device.hpp"
 #include "fa3/fa3.hpp"
 #include "problem.hpp"
 
@@ -34,6 +36,7 @@ void add_run(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
 void add_check(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_ablate(CLI::App& app, Action& action);
 void add_trace(CLI::App& app, Action& action);
 
 /// "auto", "cuda" or "cpu" as a device that can be used. Throws Error(FA3_NO_DEVICE) for cuda if it cannot.
@@ -63,6 +66,9 @@ std::string kernel_name(const Target& target, ConstTensor q, ConstTensor k, Cons
 void add_sm_margin(CLI::App& command, std::optional<int>& sm_margin, const std::string& text);
 
 fa3_dtype parse_dtype(const std::string& name);
+
+/// Normal numbers of `dtype` on the device. Why not zeros: a chip at its power limit is faster on them.
+check::Buffer normal_tensor(Device device, fa3_dtype dtype, std::int64_t elements, std::mt19937_64& random);
 
 /// Says on stderr what is being done and for how long, from two seconds on and while it lives; nothing if no thread can
 /// be created for it.

@@ -38,6 +38,7 @@ int run_command(int argc, char** argv) {
   add_info(app, action);
   add_check(app, action);
   add_bench(app, action);
+  add_ablate(app, action);
   add_trace(app, action);
   try {
     app.parse(argc, argv);

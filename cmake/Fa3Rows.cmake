@@ -1,9 +1,9 @@
-# One source file per row of the kernel table.
+# One source file per row of a kernel table.
 
-# Adds to `target` one source per row of the table in src/kernels/configs.hpp (a line that starts with {"name", {), made from `template`.
+# Adds to `target` one source per row of the table in src/kernels/`table` (a line that starts with {"name", {), made from `template`.
 # Sets FA3_FORWARD_ROWS to their number.
-function(fa3_add_rows target template)
-  set(configs ${PROJECT_SOURCE_DIR}/src/kernels/configs.hpp)
+function(fa3_add_rows target table template)
+  set(configs ${PROJECT_SOURCE_DIR}/src/kernels/${table})
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${configs})
   file(STRINGS ${configs} rows REGEX "^ *{\"[a-z0-9_]+\", *{")
   set(index 0)
@@ -20,8 +20,8 @@ function(fa3_add_rows target template)
   set(FA3_FORWARD_ROWS ${index} PARENT_SCOPE)
 endfunction()
 
-function(fa3_add_kernels target)
-  fa3_add_rows(${target} forward_row.cu.in)
+function(fa3_add_kernels target table template)
+  fa3_add_rows(${target} ${table} ${template})
   target_compile_definitions(${target} PRIVATE FA3_FORWARD_ROWS=${FA3_FORWARD_ROWS})
   # -std by hand: CMake 3.25 does not know how to ask nvcc for C++20.
   # Registers, spills and wgmma serialisation are printed by ptxas with exit code 0: the log of every kernel is kept, and

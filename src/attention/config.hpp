@@ -7,10 +7,11 @@
 
 namespace fa3::attention {
 
-/// Who may issue GEMMs when (paper, section 3.1).
+/// What consumer warpgroups take turns for (paper, section 3.1).
 enum class Turns : unsigned char {
   free_running,  // every consumer warpgroup when it likes
-  gemm           // ping-pong: in turn, so that one's softmax runs under the others' GEMMs
+  gemm,          // ping-pong: in turn, so that one's softmax runs under the others' GEMMs
+  softmax        // the exponentials are in turn instead, the GEMMs free
 };
 
 /// How O gets from registers to global memory.
@@ -26,6 +27,25 @@ enum class Edges : unsigned char {
   branch     // in the one loop, by a branch: half the code
 };
 
+/// What overlaps inside a warpgroup (paper, section 3.2 and appendix B.3).
+enum class Pipeline : unsigned char {
+  none,        // Algorithm 1: S, softmax and P V of a block one after the other
+  two_stage,   // Algorithm 2: S of the next block beside P V of this one
+  three_stage  // and S of the block after that under the softmax of the next
+};
+
+/// When a row's m is raised.
+enum class Maximum : unsigned char {
+  lagging,  // when a block's P outgrows it: rarely
+  before    // in every block to its maximum, before the exponentials: Algorithm 1, line 10
+};
+
+/// Who issues the loads.
+enum class Loads : unsigned char {
+  producer,  // a warpgroup of its own (warp specialisation)
+  consumer   // a thread of the first consumer warpgroup, between its products
+};
+
 struct ForwardConfig {
   hopper::Element element;
   int d;          // features of Q and K, a multiple of 16
@@ -37,23 +57,34 @@ struct ForwardConfig {
   Output output;
   Edges edges;
   Turns turns;
-  int cluster;         // CTAs that share their K and V by multicast, with neighbouring tiles of the same head
+  int cluster;  // CTAs that share their K and V by multicast, with neighbouring tiles of the same head
+  // Others than these are for comparison (kernels/ablation.hpp).
+  Pipeline pipeline = Pipeline::two_stage;
+  Maximum maximum = Maximum::lagging;
+  Loads loads = Loads::producer;
   bool trace = false;  // records Stamps; never in the product
 
+  constexpr bool operator==(const ForwardConfig&) const = default;
+
   constexpr int consumer_warpgroups() const { return tile_q / 64; }
-  constexpr int threads() const { return 128 * (1 + consumer_warpgroups()); }
+  constexpr int producer_warpgroups() const { return loads == Loads::producer ? 1 : 0; }
+  constexpr int threads() const { return 128 * (producer_warpgroups() + consumer_warpgroups()); }
   // Registers per thread after the hand-over; their sum over the warpgroups is what the launch allocates:
   // 168 x 384 = 40 x 128 + 232 x 256, 128 x 512 = 32 x 128 + 160 x 384.
   constexpr int producer_registers() const { return consumer_warpgroups() == 2 ? 40 : 32; }
   constexpr int consumer_registers() const { return consumer_warpgroups() == 2 ? 232 : 160; }
   constexpr int registers() const {
+    if (loads == Loads::consumer) return 0;  // none change hands
     return 128 * (producer_registers() + consumer_warpgroups() * consumer_registers());
   }
 
   constexpr bool valid() const {
     return d % 16 == 0 && d_v % 16 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&
            tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 && q_buffers >= 1 &&
-           (output != Output::over_q || d_v <= d) && (cluster == 1 || cluster == 2) && tile_kv / cluster % 8 == 0;
+           (output != Output::over_q || d_v <= d) && (cluster == 1 || cluster == 2) && tile_kv / cluster % 8 == 0 &&
+           (loads == Loads::producer || (cluster == 1 && pipeline != Pipeline::three_stage)) &&
+           (pipeline != Pipeline::three_stage ||
+            (output != Output::over_q && edges == Edges::branch && maximum == Maximum::lagging));
   }
 };
 

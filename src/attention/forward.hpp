@@ -20,80 +20,15 @@
 
 #include "attention/arguments.hpp"
 #include "attention/config.hpp"
+#include "attention/item_queue.hpp"
 #include "attention/online_softmax.hpp"
+#include "attention/prefetch.hpp"
 #include "attention/shared.hpp"
 #include "attention/stamps.hpp"
 #include "hopper/hopper.hpp"
 
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
-
-/// The blocks loaded for a CTA's tile: those that any tile of its cluster needs.
-template <ForwardConfig config>
-HOPPER_FUNCTION BlockWalk walk_item(const ForwardArguments& args, const Tile& tile) {
-  int first_row = tile.first_row;
-  if constexpr (config.cluster > 1) first_row -= hopper::cluster_rank() * config.tile_q;
-  return BlockWalk::of(args.mask, first_row, config.cluster * config.tile_q, config.tile_kv, args.scale.sign != 1.0f);
-}
-
-// --------------------------------------------------------------------------------------------------------------------
-// Which item comes next. In a cluster with a dynamic schedule, rank 0 takes the item and tells rank 1.
-
-template <ForwardConfig config>
-class ItemQueue {
- public:
-  HOPPER_FUNCTION ItemQueue(Shared<config>& shared, const ForwardArguments& args)
-      : shared_(shared), args_(args), item_(first()) {}
-
-  HOPPER_FUNCTION int item() const { return item_; }
-
-  /// Asks for the next item. The answer is needed a tile later: asking now hides the latency.
-  HOPPER_FUNCTION void ask() {
-    if (args_.next_item == nullptr) {
-      ++round_;
-      item_ = round_ * clusters() + static_place(first(), round_, clusters(), args_.mask.causal);
-    } else if (takes()) {
-      item_ = clusters() + static_cast<int>(hopper::atomic_add(args_.next_item, 1u));
-    }
-  }
-  /// Makes it this CTA's item.
-  HOPPER_FUNCTION void receive() {
-    if constexpr (config.cluster > 1) {
-      if (args_.next_item == nullptr) return;
-      auto& handover = shared_.handover;
-      if (takes()) {
-        handover.empty[slot_.stage].wait(slot_.phase ^ 1);
-        hopper::send_word(handover.item[slot_.stage], static_cast<std::uint32_t>(item_), handover.full[slot_.stage], 1);
-      } else {
-        handover.full[slot_.stage].arrive_expect_bytes(sizeof(std::uint32_t));
-        handover.full[slot_.stage].wait(slot_.phase);
-        item_ = static_cast<int>(hopper::load_shared(handover.item[slot_.stage]));
-        handover.empty[slot_.stage].arrive_remote(0);
-      }
-      ++slot_;
-    }
-  }
-
- private:
-  HOPPER_FUNCTION static int first() {
-    if constexpr (config.cluster > 1) return hopper::cluster();
-    return hopper::cta();
-  }
-  HOPPER_FUNCTION static int clusters() {
-    if constexpr (config.cluster > 1) return hopper::cluster_count();
-    return hopper::cta_count();
-  }
-  HOPPER_FUNCTION static bool takes() {
-    if constexpr (config.cluster > 1) return hopper::cluster_rank() == 0;
-    return true;
-  }
-
-  Shared<config>& shared_;
-  const ForwardArguments& args_;
-  int item_;
-  int round_ = 0;  // of a static schedule
-  Cursor<2> slot_;
-};
 
 // --------------------------------------------------------------------------------------------------------------------
 // Producer: one thread. K runs one block ahead of V, because a consumer needs K(j+1) before it needs V(j).
@@ -163,9 +98,9 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
 // Ping-pong (paper, section 3.1): a warpgroup issues its GEMMs in its turn and hands the turn to the next one, whose
 // GEMMs then run under this one's softmax. The first turn is granted at construction.
 
-template <ForwardConfig config>
+template <ForwardConfig config, Turns section>
 struct Turn {
-  static constexpr bool used = config.turns == Turns::gemm;
+  static constexpr bool used = config.turns == section;
   static constexpr int last = config.consumer_warpgroups() - 1;
   const int warpgroup;
 
@@ -222,18 +157,23 @@ class Consumer {
       : shared_(shared),
         args_(args),
         turn_(warpgroup),
+        softmax_turn_(warpgroup),
         warpgroup_(warpgroup),
         warp_row_(64 * warpgroup + 16 * hopper::warp_of_warpgroup()),
+        prefetch_(shared, args, warpgroup),
         stamp_(args.stamps, 1 + warpgroup, hopper::warp_of_warpgroup() == 0 && hopper::lane() == 0) {}
 
   HOPPER_FUNCTION void run() {
     for (;; ++q_) {
+      prefetch_.begin_tile();
       shared_.q_full[q_.stage].wait(q_.phase);
       const Tile tile = hopper::load_shared(shared_.tile[q_.stage]);
       if (tile.first_row < 0) break;
       attend(tile);
+      prefetch_.end_tile();
     }
     turn_.finish();
+    softmax_turn_.finish();
     if (hopper::lane() == 0) hopper::store_wait_read<0>();
   }
 
@@ -274,6 +214,7 @@ class Consumer {
   HOPPER_FUNCTION void release_k() {
     release_block(shared_.k_empty[k_.stage]);
     ++k_;
+    prefetch_.k_released();
   }
   HOPPER_FUNCTION void release_v() {
     release_block(shared_.v_empty[v_.stage]);
@@ -284,6 +225,8 @@ class Consumer {
   HOPPER_FUNCTION void skip() {
     turn_.take();
     turn_.pass();
+    softmax_turn_.take();
+    softmax_turn_.pass();
     shared_.k_full[k_.stage].wait(k_.phase);
     release_k();
     shared_.v_full[v_.stage].wait(v_.phase);
@@ -292,11 +235,23 @@ class Consumer {
 
   /// P(j) against the m of earlier blocks, and rarely again with a new one: by the whole warp, because raise()
   /// exchanges maxima.
-  HOPPER_FUNCTION void exponentiate(int block, const S& s, P& p, O& o, OnlineSoftmax& softmax) {
+  template <class Sums>
+  HOPPER_FUNCTION void exponentiate(int block, const S& s, P& p, Sums& o, OnlineSoftmax& softmax) {
+    softmax_turn_.take();
     stamp_(Mark::softmax_begun, block);
-    while (hopper::warp_any(softmax.template exponentiate<element>(p, s))) rescale_rows(o, softmax.raise(s));  // [10]
+    if constexpr (config.maximum == Maximum::before) {
+      rescale_rows(o, softmax.rescale());
+      softmax.template exponentiate<element>(p, s);
+    } else {
+      while (hopper::warp_any(softmax.template exponentiate<element>(p, s))) rescale_rows(o, softmax.raise(s));  // [10]
+    }
     softmax.accept();
     stamp_(Mark::softmax_done, block);
+    softmax_turn_.pass();
+  }
+  /// Maximum::before: a new m for the block, under its P V; exponentiate() rescales O.
+  HOPPER_FUNCTION static void raise_before(const S& s, OnlineSoftmax& softmax) {
+    if constexpr (config.maximum == Maximum::before) softmax.follow(s);
   }
 
   /// Algorithm 2, the loop body: S of the next block beside O += P V of this one, then P of the next.
@@ -313,6 +268,7 @@ class Consumer {
     stamp_(Mark::s_ready, block);
     release_k();
     mask_block();  // [8]
+    raise_before(s, softmax);
     hopper::wgmma_wait<0>(o);
     stamp_(Mark::o_ready, block);
     release_v();
@@ -328,7 +284,10 @@ class Consumer {
     int block = item.end - 1;
     HOPPER_NO_UNROLL
     for (; block >= maximum(mine.end, item.begin); --block) skip();
-    if (!mine.empty()) {
+    if constexpr (config.pipeline == Pipeline::three_stage) {
+      if (!mine.empty()) three_stages(tile, mine, block, o, softmax);
+      release(shared_.q_empty[q_.stage]);
+    } else if (!mine.empty()) {
       S s;
       P p;
       const auto mask = [&] { apply_mask(s, args_, tile.first_row + my_row(), block * config.tile_kv); };
@@ -343,6 +302,7 @@ class Consumer {
       release_k();
       if (mine.is_edge(block)) mask();
       softmax.begin(s);
+      raise_before(s, softmax);
       exponentiate(block, s, p, o, softmax);
       --block;
 
@@ -474,13 +434,109 @@ class Consumer {
     }
   }
 
+  // Ways not taken by the product (kernels/ablation.hpp).
+
+  /// As issue_s, for the block after the next one to be released.
+  HOPPER_FUNCTION void issue_s_ahead(S& s) {
+    Cursor<config.stages> k = k_;
+    ++k;
+    shared_.k_full[k.stage].wait(k.phase);
+    hopper::issue_abt<element>(s, shared_.q[q_.stage], 64 * warpgroup_, shared_.k[k.stage]);
+    hopper::wgmma_commit();
+  }
+
+  /// Algorithm 1 instead: each of the three alone.
+  template <class MaskBlock>
+  HOPPER_FUNCTION void step(int block, S& now, P& p, O& o, OnlineSoftmax& softmax,
+                            const MaskBlock& mask_block) requires(config.pipeline == Pipeline::none) {
+    turn_.take();
+    issue_pv(o, p);
+    hopper::wgmma_wait<0>(o);
+    release_v();
+    issue_s(now);
+    turn_.pass();
+    hopper::wgmma_wait<0>(now);
+    release_k();
+    mask_block();
+    raise_before(now, softmax);
+    exponentiate(block, now, p, o, softmax);
+  }
+
+  /// Three stages (appendix B.3): all blocks from `block` down to mine.begin; `block` becomes mine.begin - 1.
+  HOPPER_FUNCTION void three_stages(const Tile& tile, const BlockWalk& mine, int& block, O& o, OnlineSoftmax& softmax) {
+    S s0, s1;
+    P p0, p1;
+    const auto mask = [&](S& s, int at) {
+      if (mine.is_edge(at)) apply_mask(s, args_, tile.first_row + my_row(), at * config.tile_kv);
+    };
+    turn_.take();
+    issue_s(s0);
+    turn_.pass();
+    hopper::wgmma_wait<0>(s0);
+    release_k();
+    mask(s0, block);
+    softmax.begin(s0);
+    exponentiate(block, s0, p0, o, softmax);
+    if (--block < mine.begin) return accumulate_last(o, p0);
+    turn_.take();
+    issue_s(s1);
+    turn_.pass();
+    // Twice per round, so that scores and P change places without being copied.
+    HOPPER_NO_UNROLL
+    for (;;) {
+      if (--block < mine.begin) return drain(mine.begin, s1, p0, p1, o, softmax, mask);
+      step_ahead(block + 1, s1, s0, p0, p1, o, softmax, mask);
+      if (--block < mine.begin) return drain(mine.begin, s0, p1, p0, o, softmax, mask);
+      step_ahead(block + 1, s0, s1, p1, p0, o, softmax, mask);
+    }
+  }
+  /// P of block `block`, whose scores `now` are in flight, under O += P V of the block before it and S of the one
+  /// behind it, which goes to `next`.
+  template <class MaskBlock>
+  HOPPER_FUNCTION void step_ahead(int block, S& now, S& next, P& p, P& p_next, O& o, OnlineSoftmax& softmax,
+                                  const MaskBlock& mask) {
+    turn_.take();
+    issue_pv(o, p);
+    issue_s_ahead(next);
+    turn_.pass();
+    hopper::wgmma_wait<2>(now);
+    exponentiate_under_pv<1>(block, now, p_next, o, softmax, mask);
+  }
+  /// The same for the last block, and its P V.
+  template <class MaskBlock>
+  HOPPER_FUNCTION void drain(int block, S& now, P& p, P& p_next, O& o, OnlineSoftmax& softmax, const MaskBlock& mask) {
+    issue_pv(o, p);
+    hopper::wgmma_wait<1>(now);
+    exponentiate_under_pv<0>(block, now, p_next, o, softmax, mask);
+    accumulate_last(o, p_next);
+  }
+  /// `later`: products issued after P V.
+  template <int later, class MaskBlock>
+  HOPPER_FUNCTION void exponentiate_under_pv(int block, S& now, P& p_next, O& o, OnlineSoftmax& softmax,
+                                             const MaskBlock& mask) {
+    release_k();
+    mask(now, block);
+    PostponedRescale o_in_flight;
+    exponentiate(block, now, p_next, o_in_flight, softmax);
+    hopper::wgmma_wait<later>(o);
+    release_v();
+    if (o_in_flight.wanted) rescale_rows(o, o_in_flight.rescale);
+  }
+  HOPPER_FUNCTION void accumulate_last(O& o, const P& p) {
+    issue_pv(o, p);
+    hopper::wgmma_wait<0>(o);
+    release_v();
+  }
+
   Shared<config>& shared_;
   const ForwardArguments& args_;
-  const Turn<config> turn_;
+  const Turn<config, Turns::gemm> turn_;
+  const Turn<config, Turns::softmax> softmax_turn_;
   const int warpgroup_;
   const int warp_row_;  // the warp's first row in the tile
   Cursor<config.q_buffers> q_;
   Cursor<config.stages> k_, v_;
+  [[no_unique_address]] Prefetch<config> prefetch_;
   [[no_unique_address]] Stamps<config.trace> stamp_;
 };
 
@@ -505,7 +561,9 @@ HOPPER_FUNCTION void forward(Shared<config>& shared, const ForwardArguments& arg
   } else {
     hopper::cta_sync();
   }
-  if (warpgroup == 0) {
+  if constexpr (config.loads == Loads::consumer) {
+    Consumer<config>(shared, args, warpgroup).run();
+  } else if (warpgroup == 0) {
     hopper::release_registers<config.producer_registers()>();
     if (leader) produce(shared, args);
   } else {

@@ -76,12 +76,7 @@ class OnlineSoftmax {
     Rescale rescale;
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      float largest = s.value[2 * r];
-      HOPPER_UNROLL
-      for (int j = 0; j < columns / 8; ++j) {
-        largest = hopper::maximum(largest, s.value[4 * j + 2 * r]);
-        largest = hopper::maximum(largest, s.value[4 * j + 2 * r + 1]);
-      }
+      const float largest = largest_of(s, r);
       const bool outgrown = hopper::quad_max(sum_[r]) > largest_sum;
       const float candidate = scaled(hopper::quad_max(largest));
       const float m = outgrown && candidate > m_[r] ? candidate : m_[r];
@@ -91,6 +86,21 @@ class OnlineSoftmax {
     }
     return rescale;
   }
+
+  /// m becomes the maximum of the blocks up to this one, in every row (Maximum::before). l is rescaled here, O by the
+  /// the factors of rescale(). By the whole warp.
+  template <int columns>
+  HOPPER_FUNCTION void follow(const hopper::Accumulator<columns>& s) {
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float candidate = scaled(hopper::quad_max(largest_of(s, r)));
+      const float m = candidate > m_[r] ? candidate : m_[r];
+      rescale_.factor[r] = hopper::exp2(m_[r] - m);
+      m_[r] = m;
+      l_[r] *= rescale_.factor[r];
+    }
+  }
+  HOPPER_FUNCTION const Rescale& rescale() const { return rescale_; }
 
   /// After the last block, for a row that has seen a key: l summed over the quad, the factor that normalises O, the
   /// LSE.
@@ -114,6 +124,17 @@ class OnlineSoftmax {
   // At least 2^9, because right after raise() rounding of m may still leave each of 32 P at 2^4.
   static constexpr float largest_sum = 0x1p12f;
 
+  /// Of this thread's scores in row r.
+  template <int columns>
+  HOPPER_FUNCTION static float largest_of(const hopper::Accumulator<columns>& s, int r) {
+    float largest = s.value[2 * r];
+    HOPPER_UNROLL
+    for (int j = 0; j < columns / 8; ++j) {
+      largest = hopper::maximum(largest, s.value[4 * j + 2 * r]);
+      largest = hopper::maximum(largest, s.value[4 * j + 2 * r + 1]);
+    }
+    return largest;
+  }
   HOPPER_FUNCTION static bool saturates(float m) { return m > 0x1p27f || m < -0x1p27f; }
   HOPPER_FUNCTION float scaled(float s) const {
     const float m = s * scale_.scale_log2;
@@ -124,7 +145,8 @@ class OnlineSoftmax {
   const Scale& scale_;
   float m_[2] = {unseen, unseen};
   float l_[2] = {0.0f, 0.0f};
-  float sum_[2];  // of P, this thread's share of the block
+  float sum_[2];     // of P, this thread's share of the block
+  Rescale rescale_;  // of the last follow()
 };
 
 /// O *= factor, row by row.
@@ -138,6 +160,17 @@ HOPPER_FUNCTION void rescale_rows(hopper::Accumulator<columns>& o, const Rescale
       o.value[4 * j + 2 * r + 1] *= rescale.factor[r];
     }
   }
+}
+
+/// In the place of an O that a product is still being added to: what it is to be rescaled by afterwards.
+struct PostponedRescale {
+  Rescale rescale{1.0f, 1.0f};
+  bool wanted = false;
+};
+HOPPER_FUNCTION void rescale_rows(PostponedRescale& o, const Rescale& rescale) {
+  o.rescale.factor[0] *= rescale.factor[0];
+  o.rescale.factor[1] *= rescale.factor[1];
+  o.wanted = true;
 }
 
 }  // namespace HOPPER_BACKEND

@@ -24,8 +24,8 @@ struct Cursor {
   }
 };
 
-/// The ledger. A waiter of a "full" barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh
-/// barrier grants.
+/// The ledger; without a producer its part is that of a thread of the first consumer warpgroup. A waiter of a "full"
+/// barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh barrier grants.
 ///
 ///   barrier     arrivals per phase          waiter      meaning
 ///   q_full      1 + bytes (producer)        consumers   the tile's Q and its Tile record have landed
@@ -35,7 +35,7 @@ struct Cursor {
 ///               every CTA of the cluster                cluster; v_empty likewise
 ///   item_full   1 + 4 bytes (rank 1)        rank 1      the number of the next item has come from rank 0
 ///   item_empty  1 (rank 1)                  rank 0      rank 1 has read it
-///   turn[w]     named, two warpgroups       warpgroup w it is w's turn to issue GEMMs
+///   turn[w]     named, two warpgroups       warpgroup w it is w's turn (config.turns says for what)
 ///   rows[w]     named, warpgroup w          warpgroup w all of w is done with Q (only where O is staged over it)
 template <ForwardConfig config>
 struct Shared {

@@ -47,7 +47,7 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
   for (StagedTensor* staged : {&plan.q, &plan.k, &plan.v, &plan.o})
     if (staged->copied) staged->tensor.data = static_cast<unsigned char*>(workspace) + staged->offset;
 
-  const ForwardConfig& config = forward_rows[plan.row].config;
+  const ForwardConfig& config = plan.config;
   attention::ForwardArguments args{};
   args.q = tensor_map("Q", plan.q.tensor, config.element, config.tile_q, encode);
   args.k = tensor_map("K", plan.k.tensor, config.element, config.tile_kv / config.cluster, encode);

@@ -191,8 +191,14 @@ void forward(const ForwardProblem& problem, void* workspace, std::size_t workspa
   launch(kernel_of_row(plan.row), plan, problem, workspace, workspace_bytes, stream, nullptr);
 }
 
-void forward_traced(const ForwardKernel& kernel, int row, const ForwardProblem& problem, void* workspace,
-                    std::size_t workspace_bytes, fa3_stream stream, attention::Stamp* stamps) {
+void prepare_kernel(const ForwardKernel& kernel, const char* name) {
+  current_device();
+  allow_shared_memory(kernel);
+  check_registers(kernel, name);
+}
+
+void forward_with(const ForwardKernel& kernel, const ForwardRow& row, const ForwardProblem& problem, void* workspace,
+                  std::size_t workspace_bytes, fa3_stream stream, attention::Stamp* stamps) {
   launch(kernel, plan_forward(problem, row), problem, workspace, workspace_bytes, stream, stamps);
 }
 

@@ -7,6 +7,7 @@
 
 #include "attention/arguments.hpp"
 #include "error.hpp"
+#include "kernels/configs.hpp"
 #include "kernels/kernel.hpp"
 #include "problem.hpp"
 
@@ -23,8 +24,12 @@ void init(int device);
 /// written.
 void forward(const ForwardProblem& problem, void* workspace, std::size_t workspace_bytes, fa3_stream stream);
 
-/// The same with a kernel that was made from row `row` with config.trace, and memory for its stamps.
-void forward_traced(const ForwardKernel& kernel, int row, const ForwardProblem& problem, void* workspace,
-                    std::size_t workspace_bytes, fa3_stream stream, attention::Stamp* stamps);
+/// Before the first forward_with() of a kernel: throws Error unless the current device can run it.
+void prepare_kernel(const ForwardKernel& kernel, const char* name);
+
+/// forward() with a kernel that is none of the library's, made from `row` (but for config.trace: then `stamps` is
+/// memory for its stamps).
+void forward_with(const ForwardKernel& kernel, const ForwardRow& row, const ForwardProblem& problem, void* workspace,
+                  std::size_t workspace_bytes, fa3_stream stream, attention::Stamp* stamps = nullptr);
 
 }  // namespace fa3::kernels

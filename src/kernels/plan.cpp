@@ -4,7 +4,6 @@
 #include <string>
 
 #include "error.hpp"
-#include "kernels/configs.hpp"
 
 namespace fa3::kernels {
 namespace {
@@ -62,20 +61,25 @@ bool tma_can_address(const TensorRef& tensor) {
 }
 
 ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
-  ForwardPlan plan;
-  plan.row = row < 0 ? select_forward_row(problem.dtype, problem.d, problem.d_v,
-                                          // The neighbour that a cluster needs may be what is left free.
-                                          problem.sm_margin > 0 ? 0 : std::min(problem.seqlen_q, problem.seqlen_k),
-                                          problem.causal)
-                     : row;
-  if (plan.row < 0)
+  // The neighbour that a cluster needs may be what is left free.
+  const std::int64_t seqlen = problem.sm_margin > 0 ? 0 : std::min(problem.seqlen_q, problem.seqlen_k);
+  if (row < 0) row = select_forward_row(problem.dtype, problem.d, problem.d_v, seqlen, problem.causal);
+  if (row < 0)
     throw Error(FA3_NOT_SUPPORTED, "no kernel for this dtype with d = " + std::to_string(problem.d) +
                                        ", d_v = " + std::to_string(problem.d_v));
-  if (!fits(forward_rows[plan.row].config, problem.dtype, problem.d, problem.d_v))
-    throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + forward_rows[plan.row].name +
+  ForwardPlan plan = plan_forward(problem, forward_rows[row]);
+  plan.row = row;
+  return plan;
+}
+
+ForwardPlan plan_forward(const ForwardProblem& problem, const ForwardRow& row) {
+  ForwardPlan plan;
+  plan.config = row.config;
+  if (!fits(row.config, problem.dtype, problem.d, problem.d_v))
+    throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + row.name +
                                           " does not fit d = " + std::to_string(problem.d) +
                                           ", d_v = " + std::to_string(problem.d_v) + " and this dtype");
-  const std::int64_t tile_q = forward_rows[plan.row].config.tile_q;
+  const std::int64_t tile_q = row.config.tile_q;
   const std::int64_t longest = (std::int64_t(1) << 31) - 1024;
   for (const auto& [length, name] : {std::pair{problem.seqlen_q, "seqlen_q"}, {problem.seqlen_k, "seqlen_k"}})
     if (length > longest)

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "kernels/configs.hpp"
 #include "problem.hpp"
 
 namespace fa3::kernels {
@@ -16,7 +17,8 @@ struct StagedTensor {
 };
 
 struct ForwardPlan {
-  int row = 0;  // of forward_rows
+  int row = -1;  // of forward_rows; -1: the row is another table's
+  ForwardConfig config{};
   StagedTensor q, k, v, o;
   std::size_t workspace_bytes = 0;  // the scheduler's counter in the first bytes, then the copies
 };
@@ -24,6 +26,8 @@ struct ForwardPlan {
 /// With `row` -1 the row dispatch takes, else that one. Throws Error: FA3_NOT_SUPPORTED if no kernel fits,
 /// FA3_INVALID_ARGUMENT if `row` does not.
 ForwardPlan plan_forward(const ForwardProblem& problem, int row = -1);
+/// For a row of any table.
+ForwardPlan plan_forward(const ForwardProblem& problem, const ForwardRow& row);
 
 /// CTAs of a launch over `items`, each for a cluster of `cluster` CTAs, on a chip with `sm_count` SMs: one for each SM
 /// that is not left free, as far as there are items, in whole clusters. Throws Error(FA3_INVALID_ARGUMENT) if

@@ -72,8 +72,8 @@ std::vector<simulator::Event> trace_forward(const ForwardProblem& problem, int r
   DeviceMemory recorded(stamps.size() * sizeof(attention::Stamp));
   for (int run = 0; run < 2; ++run) {  // the first one warms up caches and clocks
     check(cudaMemset(recorded.data, 0, stamps.size() * sizeof(attention::Stamp)), "cudaMemset");
-    forward_traced(kernel, row, on_device, workspace.data, workspace_bytes, nullptr,
-                   static_cast<attention::Stamp*>(recorded.data));
+    forward_with(kernel, forward_rows[row], on_device, workspace.data, workspace_bytes, nullptr,
+                 static_cast<attention::Stamp*>(recorded.data));
     check(cudaDeviceSynchronize(), "the traced kernel");
   }
   check(cudaMemcpy(stamps.data(), recorded.data, stamps.size() * sizeof(attention::Stamp), cudaMemcpyDeviceToHost),

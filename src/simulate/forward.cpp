@@ -45,9 +45,15 @@ struct AlignedDelete {
 }  // namespace
 
 ForwardRun forward(const ForwardProblem& problem, const Options& options, int row, int sm_count) {
+  if (problem.o.empty()) return {};
+  const kernels::ForwardPlan plan = kernels::plan_forward(problem, row);
+  return forward_with(runner(plan.row), plan, problem, options, sm_count);
+}
+
+ForwardRun forward_with(RowRunner runner, kernels::ForwardPlan plan, const ForwardProblem& problem,
+                        const Options& options, int sm_count) {
   ForwardRun run;
   if (problem.o.empty()) return run;
-  kernels::ForwardPlan plan = kernels::plan_forward(problem, row);
   const std::unique_ptr<std::byte, AlignedDelete> workspace(
       static_cast<std::byte*>(::operator new(plan.workspace_bytes, std::align_val_t(256))));
   std::memset(workspace.get(), 0xff, plan.workspace_bytes);
@@ -57,12 +63,12 @@ ForwardRun forward(const ForwardProblem& problem, const Options& options, int ro
   if (plan.q.copied) copy(problem.q, plan.q.tensor, plan.q.tensor);
   if (plan.k.copied) copy(problem.k, plan.k.tensor, plan.k.tensor);
   if (plan.v.copied) copy(problem.v, plan.v.tensor, plan.v.tensor);
-  const int cluster = kernels::forward_rows[plan.row].config.cluster;
+  const int cluster = plan.config.cluster;
   run.ctas = kernels::cta_count(args.order.count(), cluster, sm_count, problem.sm_margin);
   for (int cta = 0; cta < run.ctas; cta += cluster) {
     Options own = options;
     own.trace = options.trace && cta == 0;
-    runner(plan.row)(args, own, cta, run.ctas, run.counters, run.events);
+    runner(args, own, cta, run.ctas, run.counters, run.events);
   }
   if (plan.o.copied) copy(plan.o.tensor, problem.o, plan.o.tensor);
   return run;

@@ -7,8 +7,9 @@
 #include "attention/arguments.hpp"
 #include "fa3/fa3.hpp"
 #include "hopper/sim/machine.hpp"
-#include "kernels/configs.hpp"
+#include "kernels/plan.hpp"
 #include "problem.hpp"
+#include "simulate/row_runner.hpp"
 
 namespace fa3::simulator {
 
@@ -25,6 +26,10 @@ inline constexpr int usual_sm_count = 2;
 /// writes problem.o and problem.lse, which are host memory. The workspace is poisoned, what TMA cannot address is
 /// copied, as on the GPU. Throws fa3::Error for what the GPU would refuse and Failure for what the kernel did wrong.
 ForwardRun forward(const ForwardProblem& problem, const Options& options, int row = -1, int sm_count = usual_sm_count);
+
+/// The same with a kernel of any table, and the plan made for its row.
+ForwardRun forward_with(RowRunner runner, kernels::ForwardPlan plan, const ForwardProblem& problem,
+                        const Options& options, int sm_count = usual_sm_count);
 
 /// fa3::forward with the table's kernels on the simulator as its device (see on_simulator()); lazy completion,
 /// usual_sm_count SMs.

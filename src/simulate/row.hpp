@@ -6,13 +6,9 @@
 #include "attention/forward.hpp"
 #include "hopper/sim/machine.hpp"
 #include "kernels/configs.hpp"
+#include "simulate/row_runner.hpp"
 
 namespace fa3::simulator {
-
-/// Runs CTA `index` of `count` and the others of its cluster, of which it is the first; adds to `counters` and, if the
-/// options say so, `events`.
-using RowRunner = void (*)(const attention::ForwardArguments& args, const Options& options, int index, int count,
-                           Counters& counters, std::vector<Event>& events);
 
 template <attention::ForwardConfig config>
 void run_cluster(const attention::ForwardArguments& args, const Options& options, int index, int count,
@@ -24,15 +20,18 @@ void run_cluster(const attention::ForwardArguments& args, const Options& options
   shared().for_each_named([&](const char* name, int i, auto& object) {
     cluster.name_region(&object, sizeof(object), std::string(name) + "[" + std::to_string(i) + "]");
   });
-  cluster.name_warpgroup(0, "producer");
-  for (int i = 0; i < config.consumer_warpgroups(); ++i) cluster.name_warpgroup(1 + i, "consumer " + std::to_string(i));
+  if (config.producer_warpgroups() > 0) cluster.name_warpgroup(0, "producer");
+  for (int i = 0; i < config.consumer_warpgroups(); ++i)
+    cluster.name_warpgroup(config.producer_warpgroups() + i, "consumer " + std::to_string(i));
   cluster.run([&] { attention::forward<config>(shared(), args); });
   counters += cluster.counters();
   events.insert(events.end(), cluster.events().begin(), cluster.events().end());
 }
 
-/// The runner of a row of forward_rows; defined in the row's own source file.
+/// The runner of a row of forward_rows, and of one of ablation_rows; defined in the row's own source file.
 template <int row>
 RowRunner runner_of_row();
+template <int row>
+RowRunner ablation_runner_of_row();
 
 }  // namespace fa3::simulator

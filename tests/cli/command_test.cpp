@@ -80,7 +80,7 @@ class Command : public testing::Test {
 };
 
 TEST_F(Command, HasHelpEverywhere) {
-  for (const char* command : {"", "run ", "info ", "check ", "bench ", "trace "}) {
+  for (const char* command : {"", "run ", "info ", "check ", "bench ", "ablate ", "trace "}) {
     const Outcome outcome = fa3(std::string(command) + "--help");
     EXPECT_EQ(outcome.code, 0) << command;
     EXPECT_NE(outcome.out.find("--help"), std::string::npos) << command;
@@ -162,6 +162,10 @@ TEST_F(Command, RefusesBadUsage) {
                                 "check --device sim --sm-margin 2",
                                 "bench --causal --full",
                                 "bench --lib x.so",
+                                "ablate --device cpu",
+                                "ablate --seqlen 0",
+                                "ablate --rows nonsense",
+                                "ablate --device sim --out x.json",
                                 "info extra",
                                 "trace --row nonsense",
                                 "trace --seqlen 0",
@@ -420,7 +424,7 @@ TEST_F(Command, CudaWithoutAUsableGpuIsExitCode3) {
   write_inputs("<f4", {1, 4, 2, 8}, {1, 4, 2, 8}, {1, 4, 2, 8});
   const Outcome run = fa3("run --device cuda --q " + path("q.npy") + " --k " + path("k.npy") + " --v " + path("v.npy") +
                           " --out " + path("o.npy"));
-  for (const Outcome& outcome : {run, fa3("check --device cuda"), fa3("bench --device cuda")}) {
+  for (const Outcome& outcome : {run, fa3("check --device cuda"), fa3("bench --device cuda"), fa3("ablate")}) {
     EXPECT_EQ(outcome.code, 3);
     EXPECT_TRUE(outcome.err.starts_with("fa3: error: ")) << outcome.err;
   }
@@ -436,6 +440,18 @@ TEST_F(Command, CheckRunsTheCasesAFilterSelects) {
   // One SM of the simulated chip's two; those cases that leave 100 are too much for it.
   EXPECT_TRUE(fa3("check --device sim --sm-margin 1 --cases reported/A02").out.ends_with("2 passed, 0 failed\n"));
   expect_refused(fa3("check --device cpu --cases nothing_like_it"), "--cases is nothing_like_it");
+}
+
+TEST_F(Command, AblateRunsItsRowsOnTheSimulator) {
+  const Outcome outcome = fa3("ablate --device sim --causal --seqlen 200 --heads 1 --rows no_pipeline,three_stage");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("batch 1, seqlen 200, 1 heads of 128, causal"), std::string::npos) << outcome.out;
+  std::vector<std::string> right;
+  std::istringstream lines(outcome.out);
+  for (std::string line; std::getline(lines, line);)
+    if (line.ends_with(" right")) right.push_back(line.substr(0, line.find(' ')));
+  EXPECT_EQ(right, (std::vector<std::string>{"product", "no_pipeline", "three_stage"})) << outcome.out;
+  EXPECT_NE(outcome.out.find("three stages, tile 128 x 80, mask by branch"), std::string::npos) << outcome.out;
 }
 
 TEST_F(Command, BenchWritesItsRows) {

@@ -26,13 +26,25 @@ constexpr attention::ForwardConfig o_from_registers(attention::ForwardConfig con
   return config;
 }
 
+/// Without a producer the consumers wait for loads that one of them has yet to issue.
+constexpr attention::ForwardConfig without_producer(attention::ForwardConfig config, attention::Turns turns,
+                                                    int q_buffers, int stages) {
+  config.loads = attention::Loads::consumer;
+  config.turns = turns;
+  config.q_buffers = q_buffers;
+  config.stages = stages;
+  config.output = attention::Output::by_registers;
+  return config;
+}
+
 constexpr attention::ForwardConfig with_branch(attention::ForwardConfig config) {
   config.edges = attention::Edges::branch;
   return config;
 }
 
+/// The tiles have five blocks of keys, or `few` keys: then one block or none.
 template <attention::ForwardConfig config>
-void expect_right(int row) {
+void expect_right(int row, bool few = false) {
   check::Case c;
   c.name = std::string(kernels::forward_rows[row].name) + "/other_config";
   c.dtype = config.element == hopper::Element::f16 ? FA3_F16 : FA3_BF16;
@@ -40,7 +52,7 @@ void expect_right(int row) {
   c.d = config.d;
   c.d_v = config.d_v;
   c.seqlen_q = config.tile_q + 70;
-  c.seqlen_k = 5 * config.tile_kv + 9;
+  c.seqlen_k = few ? 40 : 5 * config.tile_kv + 9;
   c.causal = true;
   for (const simulator::Completion completion :
        {simulator::Completion::eager, simulator::Completion::lazy, simulator::Completion::random}) {
@@ -60,6 +72,16 @@ static_assert(kernels::forward_rows[row_cluster].config.cluster == 2);
 TEST(OtherConfigs, FreeRunningWarpgroups) {
   expect_right<without_turns(kernels::forward_rows[row_d64].config)>(row_d64);
   expect_right<without_turns(kernels::forward_rows[row_d128].config)>(row_d128);
+}
+
+TEST(OtherConfigs, LoadsByAConsumerInAnyTurnsAndRings) {
+  constexpr attention::ForwardConfig product = kernels::forward_rows[row_d128].config;
+  for (const bool few : {false, true}) {
+    expect_right<without_producer(product, attention::Turns::free_running, 1, 2)>(row_d128, few);
+    expect_right<without_producer(product, attention::Turns::softmax, 2, 2)>(row_d128, few);
+    expect_right<without_producer(product, attention::Turns::gemm, 1, 3)>(row_d128, few);
+    expect_right<without_producer(kernels::forward_rows[row_d64].config, attention::Turns::gemm, 2, 4)>(row_d64, few);
+  }
 }
 
 TEST(OtherConfigs, OStagedOverQWithThreeConsumers) {

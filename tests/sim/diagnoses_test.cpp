@@ -421,6 +421,25 @@ TEST_F(Diagnoses, StoreOfWhatWasNotFenced) {
   EXPECT_NE(run(kernel(true, false)), "");
 }
 
+// The fence is for those who read asynchronously; who reads otherwise need not know of it.
+TEST_F(Diagnoses, FenceBehindWhatWasHandedOver) {
+  EXPECT_EQ(run(
+                [&](Shared& shared) {
+                  init(shared);
+                  if (thread() == 3) {
+                    hopper::store_shared(shared.record, 1);
+                    shared.full.arrive();
+                    hopper::fence_async_shared();
+                    shared.empty.arrive();  // the fence's date is later than what the other thread knows
+                  }
+                  if (thread() != 40) return;
+                  shared.full.wait(0);
+                  hopper::load_shared(shared.record);
+                },
+                Completion::eager),
+            "");
+}
+
 TEST_F(Diagnoses, WorkLeftBehind) {
   expect_says(run([&](Shared& shared) {
                 init(shared);

@@ -739,6 +739,7 @@ void Cluster::check_generic_access(int rank, std::uint32_t address, std::size_t 
     const std::uint32_t now = clock[accesses_of(thread.index)];
     if (write) {
       word.written = now;
+      word.fenced = 0;
       word.writer = std::uint16_t(thread.index);
       word.unfenced = true;
       thread.unfenced_words.push_back(i);
@@ -768,7 +769,7 @@ void Cluster::check_async_access(std::uint32_t offset, std::size_t bytes, bool w
       if (word.unfenced)
         fail(what + (write ? " overwrites" : " reads") + " what " + component_name(word.writer) +
              " wrote without fence_async_shared (" + where(i * chunk_bytes) + ")");
-      if (word.written != 0 && !clock.knows(word.writer, word.written))
+      if (word.written != 0 && !clock.knows(word.writer, word.ready()))
         fail("race: " + what + " is not ordered after the fence of " + component_name(word.writer) + ", which wrote " +
              where(i * chunk_bytes));
       if (!write) continue;
@@ -813,7 +814,7 @@ void Cluster::fence_async_shared() {
     Word& word = words_[i];
     if (!word.unfenced || word.writer != thread.index) continue;
     word.unfenced = false;
-    word.written = thread.clock[accesses_of(thread.index)];
+    word.fenced = thread.clock[accesses_of(thread.index)];
   }
   thread.unfenced_words.clear();
 }
@@ -1373,7 +1374,7 @@ void Cluster::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_
       if (word.unfenced)
         fail(descriptions_[product.id] + " reads what " + component_name(word.writer) +
              " wrote without fence_async_shared (" + where(i * chunk_bytes) + ")");
-      if (word.written != 0) need(word.writer, word.written, i);
+      if (word.written != 0) need(word.writer, word.ready(), i);
     }
     ++chunk.async_reads;
     chunk.reader = product.id;

@@ -250,10 +250,14 @@ class Cluster {
   };
   // Per 4 bytes: the ordinary accesses since the last TMA load.
   struct Word {
-    std::uint32_t written = 0;  // count of component `writer` that the latest write, or its fence, belongs to
+    std::uint32_t written = 0;  // count of component `writer` that the latest write belongs to
     std::uint16_t writer = 0;   // accesses of a thread; of a sent word, phases of its barrier
     bool unfenced = false;
-    bool read = false;  // readers_ has who
+    bool read = false;         // readers_ has who
+    std::uint32_t fenced = 0;  // as `written`, of the write's fence_async_shared; 0: a sent word needs none
+
+    /// What who reads it asynchronously must know.
+    std::uint32_t ready() const { return fenced != 0 ? fenced : written; }
   };
   std::vector<Chunk> chunks_;
   std::vector<Word> words_;

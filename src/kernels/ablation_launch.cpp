@@ -1,0 +1,34 @@
+#include <array>
+#include <utility>
+
+#include "kernels/ablation_launch.hpp"
+#include "kernels/launch.hpp"
+
+namespace fa3::kernels {
+
+template <int row>
+ForwardKernel ablation_kernel_of_row();
+
+namespace {
+
+static_assert(FA3_FORWARD_ROWS == ablation_row_count, "the build read another number of rows from ablation.hpp");
+
+template <int... rows>
+constexpr auto kernels_of(std::integer_sequence<int, rows...>) {
+  return std::array<ForwardKernel (*)(), sizeof...(rows)>{&ablation_kernel_of_row<rows>...};
+}
+ForwardKernel kernel_of_row(int row) {
+  static constexpr auto kernels = kernels_of(std::make_integer_sequence<int, ablation_row_count>());
+  return kernels[std::size_t(row)]();
+}
+
+}  // namespace
+
+void prepare_ablation_row(int row) { prepare_kernel(kernel_of_row(row), ablation_rows[row].name); }
+
+void forward_ablation(int row, const ForwardProblem& problem, void* workspace, std::size_t workspace_bytes,
+                      fa3_stream stream) {
+  forward_with(kernel_of_row(row), ablation_rows[row], problem, workspace, workspace_bytes, stream);
+}
+
+}  // namespace fa3::kernels
