@@ -115,10 +115,9 @@ int trace(const TraceOptions& options) {
     const simulator::ForwardRun run = simulator::forward(small.problem, sim, row, 1);
     events = simulator::merged(run.events);
     if (!options.text) {
-      fmt::print(
-          "{} on the simulator, seqlen {}, {}: {}, times in cycles of a simple model of the machine's rates\n",
-          options.row, options.seqlen, options.causal ? "causal" : "full",
-          config.cluster > 1 ? "the first CTA of one cluster" : "one CTA");
+      fmt::print("{} on the simulator, seqlen {}, {}: {}, times in cycles of a simple model of the machine's rates\n",
+                 options.row, options.seqlen, options.causal ? "causal" : "full",
+                 config.cluster > 1 ? "the first CTA of one cluster" : "one CTA");
       print_counters(run.counters, double(options.heads) * ((options.seqlen + config.tile_q - 1) / config.tile_q));
     }
   } else {
