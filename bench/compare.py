@@ -627,6 +627,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--compiler", help="what built the library, for the record; default: the nvcc found here")
     parser.set_defaults(masks=(False, True))
     args = parser.parse_args(argv)
+    others = [name for name in args.set if name != "grid"]
+    if others and args.device == "cpu":
+        parser.error(f"--set {','.join(others)} is for --device cuda")
+    if others and args.mode == "long":
+        parser.error(f"--set {','.join(others)} is timed in short mode only")
+    if "grid" not in args.set:
+        for name in ("d", "d_v", "seqlen", "batch", "heads", "kv_heads"):
+            if getattr(args, name) is not None:
+                parser.error(f"--{name.replace('_', '-')} changes the grid, which --set {','.join(args.set)} leaves out")
     for cell in cells(args):
         if cell.heads % cell.kv_heads:
             parser.error(f"--kv-heads {cell.kv_heads} does not divide the {cell.heads} heads of d = {cell.d}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The README's table from a result file: f16 forward in TFLOP/s, and as a multiple of cuDNN's in the same run.
+"""The README's table from a result file: the grid's f16 forward in TFLOP/s, and as a multiple of cuDNN's in the same run.
 
 usage: readme_table.py RESULT.json [--dtype f16|bf16]
 """
@@ -14,7 +14,8 @@ def main() -> None:
     options = parser.parse_args()
     result = json.load(open(options.result))
     rows = {((r["d"], r.get("d_v", r["d"])), r["causal"], r["seqlen"]): r for r in result["rows"]
-            if r["dtype"] == options.dtype and r.get("mode", "short") == "short" and r["op"] == "forward"}
+            if r["dtype"] == options.dtype and r.get("mode", "short") == "short" and r["op"] == "forward"
+            and r["batch"] * r["seqlen"] == 16384 and r["heads"] * r["d"] == 2048 and r["kv_heads"] == r["heads"]}
     lengths = sorted({seqlen for _, _, seqlen in rows})
     versions = result.get("peer_versions", {})
     print(f"{result['device']}, {result['date']}, sources {result['source_hash'][:12]}, {result['compiler']}, PyTorch "
@@ -24,10 +25,10 @@ def main() -> None:
     print("|---|---|" + "---|" * len(lengths))
     for dims in sorted({dims for dims, _, _ in rows}):
         for causal in (False, True):
-            cells = [rows[dims, causal, seqlen] for seqlen in lengths]
+            cells = [rows.get((dims, causal, seqlen)) for seqlen in lengths]
             name = str(dims[0]) if dims[0] == dims[1] else "{}, {}".format(*dims)
             print(f"| {name} | {'causal' if causal else 'full'} | "
-                  + " | ".join(f"{r['tflops']:.0f} ({r['tflops'] / r['peers']['cudnn']:.2f})" for r in cells) + " |")
+                  + " | ".join(f"{r['tflops']:.0f} ({r['tflops'] / r['peers']['cudnn']:.2f})" if r else "" for r in cells) + " |")
 
 
 if __name__ == "__main__":

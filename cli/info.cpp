@@ -31,9 +31,7 @@ void print_cuda() {
 
 /// When dispatch takes a row, in the order full, causal.
 std::string condition(const kernels::ForwardRow& row) {
-  const auto from = [](int seqlen) {
-    return seqlen == kernels::always ? "always" : seqlen == kernels::never ? "never" : fmt::format(">= {}", seqlen);
-  };
+  const auto from = [](int seqlen) { return seqlen == kernels::always ? "always" : fmt::format(">= {}", seqlen); };
   return row.full_from == row.causal_from ? from(row.full_from)
                                           : fmt::format("{}, causal {}", from(row.full_from), from(row.causal_from));
 }

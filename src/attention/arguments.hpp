@@ -9,7 +9,7 @@
 
 namespace fa3::attention {
 
-/// Softmax of factor * S in base 2. The kernel takes row maxima of sign * S, so a negative scale becomes sign = -1 and
+/// Softmax of factor * S in base 2. m is that of sign * S, so a negative scale becomes sign = -1 and
 /// scale 0 becomes sign = 0 with scale_log2 = 1; scale_log2 is always positive.
 struct Scale {
   float scale_log2;    // |softmax_scale| * log2(e)

@@ -11,7 +11,7 @@ namespace fa3::attention {
 enum class Turns : unsigned char {
   free_running,  // every consumer warpgroup when it likes
   gemm,          // ping-pong: in turn, so that one's softmax runs under the others' GEMMs
-  softmax        // the exponentials are in turn instead, the GEMMs free
+  softmax        // the exponentials are in turn instead, the GEMMs free; for comparison, like free_running
 };
 
 /// How O gets from registers to global memory.

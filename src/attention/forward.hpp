@@ -11,7 +11,7 @@
 //   warpgroup 1          [softmax ]                [softmax]                       [softmax]
 //   warpgroup 2                  [softmax ]                        [softmax]                       [softmax]
 //
-// Inside a warpgroup, one step j -> j+1. There are no row maxima: m is that of earlier blocks (online_softmax.hpp).
+// Inside a warpgroup, one step j -> j+1. It takes no row maxima: m is that of earlier blocks (online_softmax.hpp).
 //
 //   GEMMs       [S(j+1) = Q K(j+1)^T][O += P(j) V(j)]
 //   registers                         [mask, at edges][P(j+1) = exp2(S(j+1) - m) in 16 bits, sums; rarely a new m]
@@ -233,7 +233,7 @@ class Consumer {
     release_v();
   }
 
-  /// P(j) against the m of earlier blocks, and rarely again with a new one: by the whole warp, because raise()
+  /// P(j+1) against the m of earlier blocks, and rarely again with a new one: by the whole warp, because raise()
   /// exchanges maxima.
   template <class Sums>
   HOPPER_FUNCTION void exponentiate(int block, const S& s, P& p, Sums& o, OnlineSoftmax& softmax) {
@@ -314,7 +314,8 @@ class Consumer {
           });
         }
       } else {
-        // Right edge and whole blocks, then left edge (and no whole ones).
+        // Why a loop: one copy of each body. Right edge and whole blocks, then, only if the mask has one, the left
+        // edge.
         HOPPER_NO_UNROLL
         for (int left = 0; left < 2; ++left) {
           HOPPER_NO_UNROLL

@@ -88,7 +88,7 @@ class OnlineSoftmax {
   }
 
   /// m becomes the maximum of the blocks up to this one, in every row (Maximum::before). l is rescaled here, O by the
-  /// the factors of rescale(). By the whole warp.
+  /// factors of rescale(). By the whole warp.
   template <int columns>
   HOPPER_FUNCTION void follow(const hopper::Accumulator<columns>& s) {
     HOPPER_UNROLL
@@ -102,8 +102,8 @@ class OnlineSoftmax {
   }
   HOPPER_FUNCTION const Rescale& rescale() const { return rescale_; }
 
-  /// After the last block, for a row that has seen a key: l summed over the quad, the factor that normalises O, the
-  /// LSE.
+  /// After the last block; of no use for a row that has seen no key. l summed over the quad, the factor that normalises
+  /// O, the LSE.
   struct Row {
     float normalise, lse;
   };

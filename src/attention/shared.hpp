@@ -44,13 +44,13 @@ struct Shared {
   using KTile = hopper::SharedTile<config.tile_kv, config.d>;
   using VTile = hopper::SharedTile<config.tile_kv, config.d_v>;
   using OTile = hopper::SharedTile<config.tile_q, config.d_v>;
-  struct Nothing {};
-  struct Nothing2 {};
+  template <int>
+  struct Nothing {};  // one type for each member: two empty members of one type may not share an address
 
   QTile q[config.q_buffers];
   KTile k[config.stages];
   VTile v[config.stages];
-  [[no_unique_address]] std::conditional_t<config.output == Output::own_buffer, OTile, Nothing> own_o;
+  [[no_unique_address]] std::conditional_t<config.output == Output::own_buffer, OTile, Nothing<0>> own_o;
   hopper::Mbarrier q_full[config.q_buffers], q_empty[config.q_buffers];
   hopper::Mbarrier k_full[config.stages], k_empty[config.stages];
   hopper::Mbarrier v_full[config.stages], v_empty[config.stages];
@@ -60,7 +60,7 @@ struct Shared {
     hopper::Mbarrier full[2], empty[2];
     std::uint32_t item[2];
   };
-  [[no_unique_address]] std::conditional_t<(config.cluster > 1), Handover, Nothing2> handover;
+  [[no_unique_address]] std::conditional_t<(config.cluster > 1), Handover, Nothing<1>> handover;
 
   /// visit(name, index, object) for every buffer and barrier.
   template <class Visit>

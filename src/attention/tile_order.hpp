@@ -41,7 +41,7 @@ struct TileOrder {
   }
 };
 
-/// How many items each cluster gets if there is one section of them: few enough for a static schedule.
+/// Up to so many items per cluster a static schedule is as good as a dynamic one, and the last section holds so many.
 inline constexpr int few_rounds = 4;
 
 /// Sections of `group` sequences, which share their keys, and a last one of `few_rounds` times as many items as run at

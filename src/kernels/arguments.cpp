@@ -62,7 +62,7 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
   std::copy(problem.lse_stride.begin(), problem.lse_stride.end(), args.lse_stride);
   args.mask = {int(problem.seqlen_q), int(problem.seqlen_k), problem.causal};
   const int rows = config.cluster * config.tile_q;
-  const int resident = std::max(1, sm_count / config.cluster);
+  const int resident = std::max(1, (sm_count - problem.sm_margin) / config.cluster);
   args.order = attention::make_tile_order(rows, int((problem.seqlen_q + rows - 1) / rows), int(problem.heads),
                                           int(problem.heads * problem.batch), int(problem.group()), resident);
   args.group = int(problem.group());

@@ -24,7 +24,6 @@ struct ForwardRow {
 };
 
 inline constexpr int always = 0;
-inline constexpr int never = 0x7fffffff;
 
 // Why clusters only for long sequences: two CTAs in step cost time where tiles are short, and save energy, which binds
 // where they are long (docs/performance.md).

@@ -61,7 +61,7 @@ bool tma_can_address(const TensorRef& tensor) {
 }
 
 ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
-  // The neighbour that a cluster needs may be what is left free.
+  // With a margin no row with clusters: the neighbour that a CTA needs may be what is left free.
   const std::int64_t seqlen = problem.sm_margin > 0 ? 0 : std::min(problem.seqlen_q, problem.seqlen_k);
   if (row < 0) row = select_forward_row(problem.dtype, problem.d, problem.d_v, seqlen, problem.causal);
   if (row < 0)

@@ -70,6 +70,7 @@ std::vector<simulator::Event> trace_forward(const ForwardProblem& problem, int r
   const int roles = 1 + forward_rows[row].config.consumer_warpgroups();
   std::vector<attention::Stamp> stamps(std::size_t(roles) * attention::stamps_per_role);
   DeviceMemory recorded(stamps.size() * sizeof(attention::Stamp));
+  prepare_kernel(kernel, forward_rows[row].name);
   for (int run = 0; run < 2; ++run) {  // the first one warms up caches and clocks
     check(cudaMemset(recorded.data, 0, stamps.size() * sizeof(attention::Stamp)), "cudaMemset");
     forward_with(kernel, forward_rows[row], on_device, workspace.data, workspace_bytes, nullptr,

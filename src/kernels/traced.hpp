@@ -9,8 +9,8 @@
 
 namespace fa3::kernels {
 
-/// Copies the problem (host memory, f16, one row of forward_rows whose name starts with f16) to the current device,
-/// warms up, runs it once more and returns what CTA 0 did; problem.o receives the result. Throws Error.
+/// Copies the problem, which lies in host memory, to the current device, runs `row` of forward_rows (an f16 one) twice
+/// and returns what CTA 0 did the second time; problem.o receives the result. Throws Error.
 std::vector<simulator::Event> trace_forward(const ForwardProblem& problem, int row);
 
 }  // namespace fa3::kernels
