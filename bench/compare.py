@@ -268,7 +268,7 @@ def cells(args: argparse.Namespace) -> list[Cell]:
         result += [
             Cell(dtype, *shape, mode) for dtype, shape in itertools.product(args.dtype or GRIDS[args.device].dtypes, shapes)
         ]
-    return result
+    return list(dict.fromkeys(result))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -497,10 +497,12 @@ def require_writable(path: pathlib.Path) -> None:
         raise BenchError(f"--out: cannot write {path}")
 
 
-def default_path(fa3: Fa3, device: str) -> pathlib.Path:
+def default_path(fa3: Fa3, device: str, sets: list[str]) -> pathlib.Path:
+    """Names the sets unless it is the grid alone."""
     folder = device_name(device).removeprefix("NVIDIA ").lower().replace(" ", "-") if device == "cuda" else "cpu"
     base = ROOT if (ROOT / "tools" / "source_hash").exists() else pathlib.Path.cwd()  # a source tree, or installed
-    return base / "bench" / "results" / folder / f"forward-{datetime.date.today()}-{fa3.source_hash[:8]}.json"
+    named = "" if sets == ["grid"] else "-".join(sets) + "-"
+    return base / "bench" / "results" / folder / f"forward-{named}{datetime.date.today()}-{fa3.source_hash[:8]}.json"
 
 
 def table(measurements: Measurements, planned: list[Cell], device: str) -> str:
@@ -636,7 +638,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         for name in ("d", "d_v", "seqlen", "batch", "heads", "kv_heads"):
             if getattr(args, name) is not None:
                 parser.error(f"--{name.replace('_', '-')} changes the grid, which --set {','.join(args.set)} leaves out")
-    for cell in cells(args):
+    planned = cells(args)
+    if not planned:
+        parser.error(f"--set {','.join(args.set)} has no shape with this mask")
+    for cell in planned:
         if cell.heads % cell.kv_heads:
             parser.error(f"--kv-heads {cell.kv_heads} does not divide the {cell.heads} heads of d = {cell.d}")
         if args.device == "cuda" and cell.dtype == "f32":
@@ -651,7 +656,7 @@ def main(argv: list[str] | None = None) -> int:
             raise BenchError("PyTorch finds no GPU here; --device cpu times the CPU backend")
         build = "gpu" if args.device == "cuda" else "cpu"
         fa3 = Fa3(args.lib or ROOT / "build" / build / "src" / "libfa3.so", args.device, args.sm_margin)
-        path = args.out or default_path(fa3, args.device)
+        path = args.out or default_path(fa3, args.device, args.set)
         require_writable(path)
         planned = cells(args)
         torch.manual_seed(args.seed)

@@ -15,7 +15,7 @@ def main() -> None:
     result = json.load(open(options.result))
     rows = {((r["d"], r.get("d_v", r["d"])), r["causal"], r["seqlen"]): r for r in result["rows"]
             if r["dtype"] == options.dtype and r.get("mode", "short") == "short" and r["op"] == "forward"
-            and r["batch"] * r["seqlen"] == 16384 and r["heads"] * r["d"] == 2048 and r["kv_heads"] == r["heads"]}
+            and r["batch"] * r["seqlen"] == 16384 and r["heads"] * r["d"] == 2048 and r["kv_heads"] == r["heads"] and not r.get("sm_margin")}
     lengths = sorted({seqlen for _, _, seqlen in rows})
     versions = result.get("peer_versions", {})
     print(f"{result['device']}, {result['date']}, sources {result['source_hash'][:12]}, {result['compiler']}, PyTorch "

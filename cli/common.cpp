@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <limits>
 #include <system_error>
 
 #include "cpu/forward.hpp"
@@ -46,7 +47,7 @@ std::string kernel_name(const Target& target, ConstTensor q, ConstTensor k, Cons
 void add_sm_margin(CLI::App& command, std::optional<int>& sm_margin, const std::string& text) {
   command.add_option("--sm-margin", sm_margin, text + "; nothing on the cpu")
       ->option_text("N")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::Range(0, std::numeric_limits<int>::max()));
 }
 
 fa3_dtype parse_dtype(const std::string& name) {

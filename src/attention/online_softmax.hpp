@@ -120,9 +120,10 @@ class OnlineSoftmax {
   // m of a row that has seen no key: P of any finite score is infinite and so outgrows it, that of a masked one (-inf)
   // is 0.
   static constexpr float unseen = -0x1.fffffep127f;
-  // Of one thread's share of a row in one block. P is at most this: far from the end of f16, and P V from that of f32.
-  // At least 2^9, because right after raise() rounding of m may still leave each of 32 P at 2^4.
-  static constexpr float largest_sum = 0x1p12f;
+  // Of one thread's share of a row in one block. P is at most this: far from the end of f16, and P V from that of f32
+  // unless V itself is near it (bf16; docs/numerics.md, Limits). More than 2^9, because right after raise() rounding of
+  // m may still leave each of 32 P at 2^4.
+  static constexpr float largest_sum = 0x1p10f;
 
   /// Of this thread's scores in row r.
   template <int columns>
