@@ -294,7 +294,7 @@ int ablate(AblateOptions options) {
 void add_ablate(CLI::App& app, Action& action) {
   auto options = std::make_shared<AblateOptions>();
   CLI::App* command =
-      app.add_subcommand("ablate", "Time variants of the kernel without one or the other of its choices");
+      app.add_subcommand("ablate", "Time rows of the kernel that differ from the product's in one or a few choices");
   command->footer(
       "Head dim 128, f16. The default shape is that of the FlashAttention-3 paper's table 2; on the simulator a small "
       "one.\nTFLOP/s count as in fa3 bench.");
@@ -305,7 +305,10 @@ void add_ablate(CLI::App& app, Action& action) {
   number("--seqlen", options->seqlen, "Sequence length; default 8448, on the simulator 300");
   number("--heads", options->heads, "Heads; default 16, on the simulator 2");
   command->add_flag("--causal", options->causal, "Causal mask");
-  command->add_option("--rows", options->rows, "Rows of src/kernels/ablation.hpp beside the product; default: all")
+  std::string names;
+  for (const kernels::ForwardRow& row : ablation_rows)
+    names += fmt::format("{}{}", names.empty() ? "" : ", ", row.name);
+  command->add_option("--rows", options->rows, "Beside the product; default: all. " + names)
       ->option_text("NAME,..")
       ->delimiter(',');
   command->add_option("--rounds", options->rounds, "Rounds; a row's time is their median (default 5)")

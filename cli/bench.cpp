@@ -219,15 +219,18 @@ void add_bench(CLI::App& app, Action& action) {
   command->footer(
       "The default grid is 16,384 tokens, hidden size 2048; on the cpu 1024 tokens, hidden size 256.\n"
       "TFLOP/s count 2 * seqlen^2 * (d + d_v) * heads * batch operations, half of that if causal.");
-  command->add_option("--d", options->d, "Head dims")->option_text("N,..")->delimiter(',')->check(CLI::PositiveNumber);
-  command->add_option("--d-v", options->d_v, "Head dim of V and O; default: d")
-      ->option_text("N")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--seqlen", options->seqlen, "Sequence lengths")
+  command->add_option("--d", options->d, "Head dims; default: the grid's (64, 128, 256)")
       ->option_text("N,..")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  command->add_option("--dtype", options->dtype, "f16, bf16, f32 (cpu only)")
+  command->add_option("--d-v", options->d_v, "Head dim of V and O; default: d")
+      ->option_text("N")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--seqlen", options->seqlen, "Sequence lengths; default: the grid's")
+      ->option_text("N,..")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  command->add_option("--dtype", options->dtype, "f16, bf16, f32 (cpu only); default: f16 and bf16, on the cpu f32")
       ->option_text("TYPE,..")
       ->delimiter(',')
       ->check(CLI::IsMember({"f16", "bf16", "f32"}));
