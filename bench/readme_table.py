@@ -12,7 +12,8 @@ def main() -> None:
     parser.add_argument("result")
     parser.add_argument("--dtype", default="f16")
     options = parser.parse_args()
-    result = json.load(open(options.result))
+    with open(options.result) as file:
+        result = json.load(file)
     rows = {((r["d"], r.get("d_v", r["d"])), r["causal"], r["seqlen"]): r for r in result["rows"]
             if r["dtype"] == options.dtype and r.get("mode", "short") == "short" and r["op"] == "forward"
             and r["batch"] * r["seqlen"] == 16384 and r["heads"] * r["d"] == 2048 and r["kv_heads"] == r["heads"] and not r.get("sm_margin")}
