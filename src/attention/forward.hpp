@@ -35,7 +35,7 @@ inline namespace HOPPER_BACKEND {
 
 template <ForwardConfig config>
 HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& args) {
-  using S = Shared<config>;
+  using QTile = typename Shared<config>::QTile;
   Cursor<config.q_buffers> q;
   Cursor<config.stages> k, v;
   Stamps<config.trace> stamp(args.stamps, 0, true);
@@ -48,21 +48,20 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
       hopper::load_tile(tile, map, at, full);
     }
   };
+  const auto load_block = [&](auto& ring, const hopper::TensorMap& map, auto& empty, auto& full, auto& at,
+                              const Tile& tile, int block) {
+    empty[at.stage].wait(at.phase ^ 1);
+    full[at.stage].arrive_expect_bytes(sizeof(ring[0]));
+    load(ring[at.stage], map, {0, block * config.tile_kv, tile.head / args.group, tile.batch}, full[at.stage]);
+    ++at;
+  };
   const auto load_k = [&](const Tile& tile, int block) {
-    shared.k_empty[k.stage].wait(k.phase ^ 1);
-    shared.k_full[k.stage].arrive_expect_bytes(S::KTile::bytes);
-    load(shared.k[k.stage], args.k, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
-         shared.k_full[k.stage]);
+    load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block);
     stamp(Mark::load_k, block);
-    ++k;
   };
   const auto load_v = [&](const Tile& tile, int block) {
-    shared.v_empty[v.stage].wait(v.phase ^ 1);
-    shared.v_full[v.stage].arrive_expect_bytes(S::VTile::bytes);
-    load(shared.v[v.stage], args.v, {0, block * config.tile_kv, tile.head / args.group, tile.batch},
-         shared.v_full[v.stage]);
+    load_block(shared.v, args.v, shared.v_empty, shared.v_full, v, tile, block);
     stamp(Mark::load_v, block);
-    ++v;
   };
 
   for (ItemQueue<config> queue(shared, args);; ++q) {
@@ -79,7 +78,7 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
       return;
     }
     // [2] Load Q.
-    shared.q_full[q.stage].arrive_expect_bytes(S::QTile::bytes);
+    shared.q_full[q.stage].arrive_expect_bytes(QTile::bytes);
     hopper::load_tile(shared.q[q.stage], args.q, {0, tile.first_row, tile.head, tile.batch}, shared.q_full[q.stage]);
     queue.ask();
 
@@ -221,6 +220,13 @@ class Consumer {
     ++v_;
   }
 
+  /// Where O is staged over Q, the store releases both.
+  HOPPER_FUNCTION void release_q() {
+    if constexpr (config.output != Output::over_q) {
+      release(shared_.q_empty[q_.stage]);
+    }
+  }
+
   /// A block that other rows of the item need and this warpgroup's do not.
   HOPPER_FUNCTION void skip() {
     turn_.take();
@@ -257,6 +263,7 @@ class Consumer {
   /// Algorithm 2, the loop body: S of the next block beside O += P V of this one, then P of the next.
   template <class MaskBlock>
   HOPPER_FUNCTION void step(int block, S& s, P& p, O& o, OnlineSoftmax& softmax, const MaskBlock& mask_block) {
+    if constexpr (config.pipeline == Pipeline::none) return step_alone(block, s, p, o, softmax, mask_block);
     stamp_(Mark::turn_wanted, block);
     turn_.take();
     stamp_(Mark::turn_taken, block);
@@ -275,6 +282,15 @@ class Consumer {
     exponentiate(block, s, p, o, softmax);  // [9]
   }
 
+  /// [11] Last block: O += P V.
+  HOPPER_FUNCTION void accumulate_last(O& o, const P& p) {
+    stamp_(Mark::s_issued, 0);
+    issue_pv(o, p);
+    hopper::wgmma_wait<0>(o);
+    stamp_(Mark::o_ready, 0);
+    release_v();
+  }
+
   HOPPER_FUNCTION void attend(const Tile& tile) {
     const BlockWalk item = walk_item<config>(args_, tile);
     const BlockWalk mine =
@@ -286,7 +302,7 @@ class Consumer {
     for (; block >= maximum(mine.end, item.begin); --block) skip();
     if constexpr (config.pipeline == Pipeline::three_stage) {
       if (!mine.empty()) three_stages(tile, mine, block, o, softmax);
-      release(shared_.q_empty[q_.stage]);
+      release_q();
     } else if (!mine.empty()) {
       S s;
       P p;
@@ -325,17 +341,10 @@ class Consumer {
         }
       }
 
-      // [11] Last block: O += P V.
-      if constexpr (config.output != Output::over_q) {
-        release(shared_.q_empty[q_.stage]);
-      }
-      stamp_(Mark::s_issued, 0);
-      issue_pv(o, p);
-      hopper::wgmma_wait<0>(o);
-      stamp_(Mark::o_ready, 0);
-      release_v();
-    } else if constexpr (config.output != Output::over_q) {
-      release(shared_.q_empty[q_.stage]);
+      release_q();
+      accumulate_last(o, p);
+    } else {
+      release_q();
     }
     HOPPER_NO_UNROLL
     for (; block >= item.begin; --block) skip();
@@ -448,8 +457,7 @@ class Consumer {
 
   /// Algorithm 1 instead: each of the three alone.
   template <class MaskBlock>
-  HOPPER_FUNCTION void step(int block, S& now, P& p, O& o, OnlineSoftmax& softmax,
-                            const MaskBlock& mask_block) requires(config.pipeline == Pipeline::none) {
+  HOPPER_FUNCTION void step_alone(int block, S& now, P& p, O& o, OnlineSoftmax& softmax, const MaskBlock& mask_block) {
     turn_.take();
     issue_pv(o, p);
     hopper::wgmma_wait<0>(o);
@@ -523,12 +531,6 @@ class Consumer {
     release_v();
     if (o_in_flight.wanted) rescale_rows(o, o_in_flight.rescale);
   }
-  HOPPER_FUNCTION void accumulate_last(O& o, const P& p) {
-    issue_pv(o, p);
-    hopper::wgmma_wait<0>(o);
-    release_v();
-  }
-
   Shared<config>& shared_;
   const ForwardArguments& args_;
   const Turn<config, Turns::gemm> turn_;
