@@ -454,6 +454,23 @@ TEST_F(Command, AblateRunsItsRowsOnTheSimulator) {
   EXPECT_NE(outcome.out.find("three stages, tile 128 x 80, mask by branch"), std::string::npos) << outcome.out;
 }
 
+TEST_F(Command, AblateWritesWhatItTimed) {
+  if (fa3_device_available(FA3_DEVICE_CUDA) != FA3_OK) GTEST_SKIP() << "there is no usable GPU here";
+  const Outcome outcome = fa3("ablate --batch 1 --seqlen 1000 --heads 2 --causal --rounds 1 --rows no_pipeline --out " +
+                              path("ablation.json"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto result = nlohmann::json::parse(read_file(path("ablation.json")));
+  EXPECT_EQ(result.at("source_hash"), fa3_source_hash());
+  EXPECT_EQ(result.at("seqlen"), 1000);
+  EXPECT_EQ(result.at("causal"), true);
+  ASSERT_EQ(result.at("ablation").size(), 2u);
+  EXPECT_EQ(result["ablation"][0].at("row"), "product");
+  EXPECT_EQ(result["ablation"][0].at("ratio"), 1.0);
+  EXPECT_EQ(result["ablation"][1].at("row"), "no_pipeline");
+  EXPECT_GT(result["ablation"][1].at("tflops"), 0.0);
+  EXPECT_FALSE(result["ablation"][1].contains("paper")) << "another shape than the paper's";
+}
+
 TEST_F(Command, BenchWritesItsRows) {
   const Outcome outcome =
       fa3("bench --device cpu --d 64,128 --seqlen 64 --dtype f32 --batch 1 --heads 2 --kv-heads 1 --causal --out " +
