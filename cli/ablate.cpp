@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <ctime>
-#include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -167,15 +165,6 @@ double relative_error(const std::vector<Half>& x, const std::vector<Half>& expec
   return std::sqrt(error / size);
 }
 
-void require(const Status& status) {
-  if (!status) throw Error(status.code(), status.message());
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + std::ptrdiff_t(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
-
 /// Names the rows whose O is not the library's, on stderr.
 bool all_right(Tensors& tensors, const AblateOptions& options, const std::vector<int>& rows,
                const std::function<check::Work(int row)>& work_of, const check::Buffer& workspace) {
@@ -185,7 +174,7 @@ bool all_right(Tensors& tensors, const AblateOptions& options, const std::vector
                        Device::cuda);
   };
   const Tensor o(tensors.o.data(), {options.batch, options.seqlen, options.heads, d_v}, Dtype::f16, Device::cuda);
-  require(check::run_and_wait(Device::cuda, [&](fa3_stream stream) {
+  check::require(check::run_and_wait(Device::cuda, [&](fa3_stream stream) {
     return forward(packed(tensors.q, d), packed(tensors.k, d), packed(tensors.v, d_v), o, {},
                    ForwardOptions{options.causal}, Workspace{workspace.data(), workspace.bytes()}, stream);
   }));
@@ -194,7 +183,7 @@ bool all_right(Tensors& tensors, const AblateOptions& options, const std::vector
   for (const int row : rows) {
     kernels::prepare_ablation_row(row);
     tensors.o.fill(0xff);  // NaN
-    require(check::run_and_wait(Device::cuda, work_of(row)));
+    check::require(check::run_and_wait(Device::cuda, work_of(row)));
     const double error = relative_error(download(tensors.o), expected);
     if (error <= allowed_error) continue;
     std::fputs(fmt::format("fa3: error: {} is wrong: relative error {:.3g}, allowed is {:.3g}\n",
@@ -231,7 +220,7 @@ int ablate_on_cuda(const AblateOptions& options, const std::vector<int>& rows) {
       options.batch == paper_batch && options.seqlen == paper_seqlen && options.heads == paper_heads && !options.causal;
   const double pairs = double(options.seqlen) * double(options.seqlen) / (options.causal ? 2 : 1);
   const double flops = 2.0 * pairs * double(d + d_v) * double(options.heads) * double(options.batch);
-  const double product_seconds = median(seconds[0]);
+  const double product_seconds = check::median(seconds[0]);
   fmt::print("{}\nbatch {}, seqlen {}, {} heads of {}, {}\n{:<18} {:<48} {:>8} {:>6} {:>6}\n",
              device_text({Device::cuda}), options.batch, options.seqlen, options.heads, d,
              options.causal ? "causal" : "full", "row", "differs from the product in", "TFLOP/s", "ratio",
@@ -250,7 +239,7 @@ int ablate_on_cuda(const AblateOptions& options, const std::vector<int>& rows) {
                                    {"ablation", nlohmann::json::array()}};
   for (const int row : rows) {
     const kernels::ForwardConfig& config = ablation_rows[row].config;
-    const double took = median(seconds[row]), tflops = flops / took * 1e-12;
+    const double took = check::median(seconds[row]), tflops = flops / took * 1e-12;
     const double paper = paper_shape ? kernels::paper_tflops(config) : 0;
     fmt::print("{:<18} {:<48} {:>8.1f} {:>6.3f} {:>6}\n", ablation_rows[row].name, difference(config), tflops,
                product_seconds / took, paper > 0 ? fmt::format("{}", paper) : "");
@@ -262,11 +251,7 @@ int ablate_on_cuda(const AblateOptions& options, const std::vector<int>& rows) {
   }
   if (paper_shape) fmt::print("paper: FlashAttention-3, table 2, on an H100\n");
   if (options.out.empty()) return exit_ok;
-  std::ofstream file(options.out);
-  file << result.dump(1) << '\n';
-  file.close();
-  if (!file) throw FileError(fmt::format("{}: cannot be written: {}", options.out, std::strerror(errno)));
-  fmt::print("wrote {}\n", options.out);
+  write_text(options.out, result.dump(1) + '\n');
   return exit_ok;
 }
 #endif

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -136,11 +135,7 @@ int bench(const BenchOptions& options) {
     if (sm_margin != 0) result["rows"].back()["sm_margin"] = sm_margin;
   }
   if (options.out.empty()) return exit_ok;
-  std::ofstream file(options.out);
-  file << result.dump(1) << '\n';
-  file.close();
-  if (!file) throw FileError(fmt::format("{}: cannot be written: {}", options.out, std::strerror(errno)));
-  fmt::print("wrote {}\n", options.out);
+  write_text(options.out, result.dump(1) + '\n');
   return exit_ok;
 }
 

@@ -3,14 +3,18 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
+#include <fstream>
 #include <limits>
 #include <system_error>
 
 #include "cpu/forward.hpp"
 #include "dtype.hpp"
 #include "error.hpp"
+#include "npy.hpp"
 
 namespace fa3::cli {
 
@@ -48,6 +52,14 @@ void add_sm_margin(CLI::App& command, std::optional<int>& sm_margin, const std::
   command.add_option("--sm-margin", sm_margin, text + "; nothing on the cpu")
       ->option_text("N")
       ->check(CLI::Range(0, std::numeric_limits<int>::max()));
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text;
+  file.close();
+  if (!file) throw FileError(fmt::format("{}: cannot be written: {}", path, std::strerror(errno)));
+  fmt::print("wrote {}\n", path);
 }
 
 fa3_dtype parse_dtype(const std::string& name) {

@@ -65,6 +65,9 @@ std::string kernel_name(const Target& target, ConstTensor q, ConstTensor k, Cons
 /// Adds --sm-margin to a command.
 void add_sm_margin(CLI::App& command, std::optional<int>& sm_margin, const std::string& text);
 
+/// Writes a file and says so. Throws FileError.
+void write_text(const std::string& path, const std::string& text);
+
 fa3_dtype parse_dtype(const std::string& name);
 
 /// Normal numbers of `dtype` on the device. Why not zeros: a chip at its power limit is faster on them.

@@ -75,10 +75,6 @@ fa3_dtype dtype_of(const RunOptions& options, const std::vector<Array>& arrays, 
   return device == Device::cpu ? FA3_F32 : FA3_F16;
 }
 
-void require(const Status& status) {
-  if (!status) throw Error(status.code(), status.message());
-}
-
 /// Strides of a dense tensor; none if it is empty: there may be no room for its other extents in memory, nor in a
 /// stride.
 Shape strides_of(const Shape& shape) {
@@ -147,8 +143,8 @@ int run(const RunOptions& options) {
     // forward() checks its arguments and does nothing.
     const ConstTensor no_q(nullptr, {o_shape[0], 0, o_shape[2], shapes[0][3]}, Shape{}, type, device);
     const Tensor no_o(nullptr, {o_shape[0], 0, o_shape[2], o_shape[3]}, Shape{}, type, device);
-    require(forward_on_target(no_q, view(1, inputs[1].data()), view(2, inputs[2].data()), no_o, {}, forward_options, {},
-                              nullptr));
+    check::require(forward_on_target(no_q, view(1, inputs[1].data()), view(2, inputs[2].data()), no_o, {},
+                                     forward_options, {}, nullptr));
   }
   const std::array<int64_t, 3> lse_shape{o_shape[0], o_shape[2], o_shape[1]};
   const int64_t rows = o_shape[0] * o_shape[1] * o_shape[2];
@@ -177,7 +173,7 @@ int run(const RunOptions& options) {
   problem.causal = options.causal;
   problem.softmax_scale = options.scale.value_or(float(1 / std::sqrt(double(problem.d))));
   std::size_t workspace_bytes = 0;
-  require(forward_workspace_size(q, k, v, o_view, lse_view, forward_options, workspace_bytes));
+  check::require(forward_workspace_size(q, k, v, o_view, lse_view, forward_options, workspace_bytes));
   const check::Buffer workspace(device, workspace_bytes);
   fmt::print("device: {}\nkernel: {}\n", device_text(target),
              kernel_name(target, q, k, v, o_view, lse_view, forward_options));

@@ -3,7 +3,6 @@
 
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <memory>
 #include <random>
 
@@ -69,14 +68,6 @@ struct SmallProblem {
     fill(o, problem.o, config.d_v);
   }
 };
-
-void write(const std::string& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text;
-  file.close();
-  if (!file) throw UsageError(fmt::format("{}: cannot be written", path));
-  fmt::print("written: {}\n", path);
-}
 
 void print_counters(const simulator::Counters& c, double tiles) {
   const auto kib = [&](std::uint64_t bytes) { return double(bytes) / 1024 / tiles; };
@@ -145,8 +136,8 @@ int trace(const TraceOptions& options) {
     begin = options.window[0];
     end = options.window[1];
   }
-  if (!options.out.empty()) write(options.out, simulator::chrome_trace(events));
-  if (!options.picture.empty()) write(options.picture, simulator::svg(events, begin, end));
+  if (!options.out.empty()) write_text(options.out, simulator::chrome_trace(events));
+  if (!options.picture.empty()) write_text(options.picture, simulator::svg(events, begin, end));
   return exit_ok;
 }
 

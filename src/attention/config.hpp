@@ -24,7 +24,7 @@ enum class Output : unsigned char {
 /// Where blocks are masked.
 enum class Edges : unsigned char {
   own_loop,  // in a loop of their own: nothing stands between the waits and the exponentials of whole blocks
-  branch     // in the one loop, by a branch: half the code
+  branch     // in the one loop, by a branch: less code
 };
 
 /// What overlaps inside a warpgroup (paper, section 3.2 and appendix B.3).

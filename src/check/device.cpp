@@ -24,35 +24,26 @@ double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void require(const Status& status) {
-  if (!status) throw Error(status.code(), status.message());
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + std::ptrdiff_t(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
-
 /// How often to repeat what took `once` seconds.
 int repeats(double once, double budget_seconds) {
   return int(std::clamp(budget_seconds / std::max(once, 1e-6), 3.0, 1000.0));
 }
 
 #ifdef FA3_WITH_CUDA
-void require(cudaError_t error, const char* call) {
+void require_cuda(cudaError_t error, const char* call) {
   if (error != cudaSuccess) throw Error(FA3_CUDA_ERROR, std::string(call) + ": " + cudaGetErrorString(error));
 }
 
 struct Stream {
-  Stream() { require(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"); }
+  Stream() { require_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"); }
   Stream(const Stream&) = delete;
   ~Stream() { cudaStreamDestroy(stream); }
-  void wait() { require(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
+  void wait() { require_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize"); }
   cudaStream_t stream = nullptr;
 };
 
 struct Event {
-  Event() { require(cudaEventCreate(&event), "cudaEventCreate"); }
+  Event() { require_cuda(cudaEventCreate(&event), "cudaEventCreate"); }
   Event(Event&& other) noexcept : event(std::exchange(other.event, nullptr)) {}
   ~Event() {
     if (event) cudaEventDestroy(event);
@@ -69,16 +60,16 @@ Timing time_on_cuda(const Work& work, double budget_seconds) {
   stream.wait();
   const int runs = repeats(seconds_now() - start, budget_seconds);
   std::vector<Event> events(std::size_t(runs) + 1);
-  require(cudaEventRecord(events[0].event, stream.stream), "cudaEventRecord");
+  require_cuda(cudaEventRecord(events[0].event, stream.stream), "cudaEventRecord");
   for (int i = 1; i <= runs; ++i) {
     require(work(stream.stream));
-    require(cudaEventRecord(events[std::size_t(i)].event, stream.stream), "cudaEventRecord");
+    require_cuda(cudaEventRecord(events[std::size_t(i)].event, stream.stream), "cudaEventRecord");
   }
   stream.wait();
   std::vector<double> seconds;
   for (std::size_t i = 1; i < events.size(); ++i) {
     float milliseconds = 0;
-    require(cudaEventElapsedTime(&milliseconds, events[i - 1].event, events[i].event), "cudaEventElapsedTime");
+    require_cuda(cudaEventElapsedTime(&milliseconds, events[i - 1].event, events[i].event), "cudaEventElapsedTime");
     seconds.push_back(milliseconds * 1e-3);
   }
   return {median(seconds), runs};
@@ -89,6 +80,15 @@ Timing time_on_cuda(const Work& work, double budget_seconds) {
 
 }  // namespace
 
+void require(const Status& status) {
+  if (!status) throw Error(status.code(), status.message());
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + std::ptrdiff_t(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
 Buffer::Buffer(Device device, std::size_t bytes) : device_(device), bytes_(bytes) {
   const std::size_t reserved = (bytes + alignment) / alignment * alignment;  // never 0
   if (device_ == Device::cpu) {
@@ -97,7 +97,7 @@ Buffer::Buffer(Device device, std::size_t bytes) : device_(device), bytes_(bytes
     return;
   }
 #ifdef FA3_WITH_CUDA
-  require(cudaMalloc(&data_, reserved), ("cudaMalloc of " + std::to_string(reserved) + " bytes").c_str());
+  require_cuda(cudaMalloc(&data_, reserved), ("cudaMalloc of " + std::to_string(reserved) + " bytes").c_str());
 #else
   no_cuda();
 #endif
@@ -121,8 +121,8 @@ void Buffer::upload(const void* from) {
     return;
   }
 #ifdef FA3_WITH_CUDA
-  require(cudaMemcpy(data_, from, bytes_, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
-  require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // Why: a small copy may return before it is done
+  require_cuda(cudaMemcpy(data_, from, bytes_, cudaMemcpyHostToDevice), "cudaMemcpy to the device");
+  require_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");  // Why: a small copy may return before it is done
 #endif
 }
 
@@ -133,7 +133,7 @@ void Buffer::download(void* to) const {
     return;
   }
 #ifdef FA3_WITH_CUDA
-  require(cudaMemcpy(to, data_, bytes_, cudaMemcpyDeviceToHost), "cudaMemcpy from the device");
+  require_cuda(cudaMemcpy(to, data_, bytes_, cudaMemcpyDeviceToHost), "cudaMemcpy from the device");
 #endif
 }
 
@@ -144,8 +144,8 @@ void Buffer::fill(int byte) {
     return;
   }
 #ifdef FA3_WITH_CUDA
-  require(cudaMemset(data_, byte, bytes_), "cudaMemset");
-  require(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  require_cuda(cudaMemset(data_, byte, bytes_), "cudaMemset");
+  require_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 #endif
 }
 
@@ -164,10 +164,10 @@ Status run_and_wait(Device device, const Work& work) {
 #ifdef FA3_WITH_CUDA
 Graph::Graph(const Work& work) {
   int device = 0;
-  require(cudaGetDevice(&device), "cudaGetDevice");
+  require_cuda(cudaGetDevice(&device), "cudaGetDevice");
   require(Status::of(fa3_init(device)));
   Stream stream;
-  require(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
+  require_cuda(cudaStreamBeginCapture(stream.stream, cudaStreamCaptureModeGlobal), "cudaStreamBeginCapture");
   const Status status = work(stream.stream);
   cudaGraph_t captured = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream.stream, &captured);
@@ -176,8 +176,8 @@ Graph::Graph(const Work& work) {
   if (status && ended == cudaSuccess) instantiated = cudaGraphInstantiate(&executable, captured, 0);
   if (captured) cudaGraphDestroy(captured);
   require(status);
-  require(ended, "cudaStreamEndCapture");
-  require(instantiated, "cudaGraphInstantiate");
+  require_cuda(ended, "cudaStreamEndCapture");
+  require_cuda(instantiated, "cudaGraphInstantiate");
   graph_ = executable;
 }
 
@@ -185,7 +185,7 @@ Graph::~Graph() { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph_)); }
 
 void Graph::replay() {
   Stream stream;
-  require(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_), stream.stream), "cudaGraphLaunch");
+  require_cuda(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph_), stream.stream), "cudaGraphLaunch");
   stream.wait();
 }
 #else
@@ -228,7 +228,7 @@ CudaMachine cuda_machine() {
   cudaGetDevice(&current);
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties{};
-    require(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties");
+    require_cuda(cudaGetDeviceProperties(&properties, i), "cudaGetDeviceProperties");
     machine.devices.push_back({properties.name, properties.major, properties.minor, properties.multiProcessorCount,
                                properties.totalGlobalMem, i == current});
   }

@@ -48,6 +48,12 @@ class Graph {
   void* graph_ = nullptr;
 };
 
+/// Throws Error unless the status is ok.
+void require(const Status& status);
+
+/// Of an even number of values the upper one of the middle; at least one.
+double median(std::vector<double> values);
+
 struct Timing {
   double seconds = 0;  // median of one run
   int runs = 0;

@@ -25,8 +25,8 @@ struct ForwardRow {
 
 inline constexpr int always = 0;
 
-// Why clusters only for long sequences: two CTAs in step cost time where tiles are short, and save energy, which binds
-// where they are long (docs/performance.md).
+// Why clusters only for long sequences: they halve the reads from L2, but two CTAs in step lose where tiles are short
+// (docs/lab_book.md, 17).
 // Why 80 keys at d = 256: S and O take 40 + 128 registers of the 232, and two stages of K and V fit beside Q.
 // clang-format off
 inline constexpr ForwardRow forward_rows[] = {
