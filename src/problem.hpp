@@ -1,4 +1,4 @@
-// What one forward pass has to do, after the arguments were checked and the defaults filled in.
+// What one pass has to do, after the arguments were checked and the defaults filled in.
 // The api layer makes it; the GPU launcher, the CPU backend and the fp64 reference read it.
 #pragma once
 
@@ -19,15 +19,13 @@ struct TensorRef {
   bool empty() const { return shape[0] == 0 || shape[1] == 0 || shape[2] == 0 || shape[3] == 0; }
 };
 
-struct ForwardProblem {
-  fa3_dtype dtype = FA3_F16;  // of q, k, v and o
+/// What both passes have in common.
+struct Problem {
+  fa3_dtype dtype = FA3_F16;  // of all tensors but LSE
   std::int64_t batch = 0, heads = 0, kv_heads = 0, seqlen_q = 0, seqlen_k = 0, d = 0, d_v = 0;
-  TensorRef q, k, v, o;
-  float* lse = nullptr;                      // null: not wanted
-  std::array<std::int64_t, 3> lse_stride{};  // batch, head, row
   float softmax_scale = 0;
   bool causal = false;
-  int sm_margin = 0;  // SMs the forward kernel leaves free
+  int sm_margin = 0;  // SMs the kernel leaves free
 
   /// Query heads that share one key/value head.
   std::int64_t group() const { return kv_heads == 0 ? 1 : heads / kv_heads; }
@@ -37,20 +35,36 @@ struct ForwardProblem {
     const std::int64_t end = row + 1 + seqlen_k - seqlen_q;
     return end < 0 ? 0 : (end > seqlen_k ? seqlen_k : end);
   }
-  /// Floating-point operations of the visible pairs: 2 (d + d_v) each.
-  double flops() const {
-    double pairs = 0;
-    if (!causal) {
-      pairs = double(seqlen_q) * double(seqlen_k);
-    } else {
-      // Rows first .. seqlen_q - 1 see 1, 2, .. keys more each; earlier ones see none.
-      const std::int64_t first = seqlen_q > seqlen_k ? seqlen_q - seqlen_k : 0;
-      const double rows = double(seqlen_q - first);
-      pairs = rows * (double(visible_keys(first)) + double(seqlen_k)) / 2;
-      if (rows == 0) pairs = 0;
-    }
-    return 2.0 * double(d + d_v) * pairs * double(heads) * double(batch);
+  /// Pairs of a query and a key it sees, over all heads.
+  double visible_pairs() const {
+    if (!causal) return double(seqlen_q) * double(seqlen_k) * double(heads) * double(batch);
+    // Rows first .. seqlen_q - 1 see 1, 2, .. keys more each; earlier ones see none.
+    const std::int64_t first = seqlen_q > seqlen_k ? seqlen_q - seqlen_k : 0;
+    if (first >= seqlen_q) return 0;
+    const double rows = double(seqlen_q - first);
+    return rows * (double(visible_keys(first)) + double(seqlen_k)) / 2 * double(heads) * double(batch);
   }
+};
+
+struct ForwardProblem : Problem {
+  TensorRef q, k, v, o;
+  float* lse = nullptr;                      // null: not wanted
+  std::array<std::int64_t, 3> lse_stride{};  // batch, head, row
+
+  /// Floating-point operations of the two products: 2 (d + d_v) for each visible pair.
+  double flops() const { return 2.0 * double(d + d_v) * visible_pairs(); }
+};
+
+/// Gradients of a scalar loss whose gradient with respect to O is d_o. The group's query heads add up in dk and dv.
+struct BackwardProblem : Problem {
+  TensorRef d_o, q, k, v, o;  // read
+  TensorRef dq, dk, dv;       // written
+  const float* lse = nullptr;
+  std::array<std::int64_t, 3> lse_stride{};  // batch, head, row
+  bool deterministic = false;                // the same bits in every run
+
+  /// Floating-point operations of the five products: S, dQ and dK over d, dP and dV over d_v.
+  double flops() const { return 2.0 * double(3 * d + 2 * d_v) * visible_pairs(); }
 };
 
 constexpr std::size_t element_bytes(fa3_dtype dtype) { return dtype == FA3_F32 ? 4 : 2; }
