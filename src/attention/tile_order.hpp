@@ -1,6 +1,8 @@
 // In which order the persistent CTAs take tiles. Plain C++.
 #pragma once
 
+#include <cstdint>
+
 #include "attention/mask.hpp"
 
 namespace fa3::attention {
@@ -45,10 +47,21 @@ struct TileOrder {
 inline constexpr int few_rounds = 4;
 
 /// Sections of `group` sequences, which share their keys, and a last one of `few_rounds` times as many items as run at
-/// once (`resident`): it begins with its longest items, and others must be left to fill the end.
-constexpr TileOrder make_tile_order(int rows, int row_items, int heads, int sequences, int group, int resident) {
-  const int last = (few_rounds * resident + row_items - 1) / row_items;
+/// once (`resident`): it begins with its longest items, and others must be left to fill the end. But it has no more
+/// than `most` sequences, because all their keys are in use at the same time.
+constexpr TileOrder make_tile_order(int rows, int row_items, int heads, int sequences, int group, int resident,
+                                    int most) {
+  const int last = minimum((few_rounds * resident + row_items - 1) / row_items, most);
   return {rows, row_items, heads, sequences, group, minimum(sequences, last)};
+}
+
+/// That `most`. Without a mask items are equal, and nothing has to be filled. With one, the keys and values of a
+/// section, `key_bytes` for each group, should stay in half of the 50 MB of L2; where they do not, they are read from
+/// memory, of which 16 groups at once take a fifth: an SM reads 32 bytes of them per cycle.
+constexpr int most_in_last_section(bool causal, int group, std::int64_t key_bytes) {
+  if (!causal) return group;
+  const std::int64_t fit = key_bytes == 0 ? 16 : (std::int64_t(25) << 20) / key_bytes;
+  return group * int(fit < 16 ? 16 : fit > 1 << 16 ? 1 << 16 : fit);
 }
 
 /// A static schedule: in round r, cluster c takes item r * clusters + static_place(c, r, ..). Items that get shorter

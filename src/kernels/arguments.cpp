@@ -63,9 +63,13 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
   args.mask = {int(problem.seqlen_q), int(problem.seqlen_k), problem.causal};
   const int rows = config.cluster * config.tile_q;
   const int resident = std::max(1, (sm_count - problem.sm_margin) / config.cluster);
+  const int group = int(problem.group());
+  const std::int64_t key_bytes =
+      problem.seqlen_k * (problem.d + problem.d_v) * std::int64_t(element_bytes(problem.dtype));
   args.order = attention::make_tile_order(rows, int((problem.seqlen_q + rows - 1) / rows), int(problem.heads),
-                                          int(problem.heads * problem.batch), int(problem.group()), resident);
-  args.group = int(problem.group());
+                                          int(problem.heads * problem.batch), group, resident,
+                                          attention::most_in_last_section(problem.causal, group, key_bytes));
+  args.group = group;
   args.scale = kernel_scale(problem.softmax_scale);
   // Many items of unequal length are taken as clusters become free. For few, or equal ones, resetting the counter would
   // cost more than a static schedule loses.

@@ -27,7 +27,7 @@ inline constexpr int always = 0;
 
 // Why clusters only for long sequences: they halve the reads from L2, but two CTAs in step lose where tiles are short
 // (docs/lab_book.md, 17).
-// Why 80 keys at d = 256: S and O take 40 + 128 registers of the 232, and two stages of K and V fit beside Q.
+// Why 64 keys at d = 256: 80 would fit, but leave padding at common lengths (docs/lab_book.md, 22 and 23).
 // clang-format off
 inline constexpr ForwardRow forward_rows[] = {
     // name               element        d    d_v  tile_q tile_kv stages q_buffers output                edges            turns        cluster
@@ -37,16 +37,16 @@ inline constexpr ForwardRow forward_rows[] = {
     {"f16_d128_cluster",    {Element::f16,  128, 128, 128,   128,    2,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 2}, 4096, 4096},
     {"f16_d192v128",        {Element::f16,  192, 128, 128,   128,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"f16_d192",            {Element::f16,  192, 192, 128,   112,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
-    {"f16_d256",            {Element::f16,  256, 256, 128,   80,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
-    {"f16_d256_cluster",    {Element::f16,  256, 256, 128,   80,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
+    {"f16_d256",            {Element::f16,  256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
+    {"f16_d256_cluster",    {Element::f16,  256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
     {"bf16_d64",            {Element::bf16, 64,  64,  192,   128,    4,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 1}, always, always},
     {"bf16_d96",            {Element::bf16, 96,  96,  192,   112,    2,     2,        Output::over_q,       Edges::own_loop, Turns::gemm, 1}, always, always},
     {"bf16_d128",           {Element::bf16, 128, 128, 128,   128,    2,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 1}, always, always},
     {"bf16_d128_cluster",   {Element::bf16, 128, 128, 128,   128,    2,     2,        Output::own_buffer,   Edges::own_loop, Turns::gemm, 2}, 4096, 4096},
     {"bf16_d192v128",       {Element::bf16, 192, 128, 128,   128,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d192",           {Element::bf16, 192, 192, 128,   112,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
-    {"bf16_d256",           {Element::bf16, 256, 256, 128,   80,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
-    {"bf16_d256_cluster",   {Element::bf16, 256, 256, 128,   80,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
+    {"bf16_d256",           {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
+    {"bf16_d256_cluster",   {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));

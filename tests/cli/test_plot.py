@@ -191,7 +191,8 @@ class WithoutMatplotlib(PlotTest):
     def test_the_picture_of_the_readme_is_of_the_newest_result(self) -> None:
         result = json.loads(NEWEST.read_text())
         picture = (ROOT / "docs/pictures/forward_h200_f16.svg").read_text()
-        self.assertIn(f"{result['date']}, sources {result['source_hash'][:12]}", picture)
+        wanted = f"{result['date']}, sources {result['source_hash'][:12]}"
+        self.assertTrue(wanted in picture, f"the picture does not say '{wanted}': draw it again")
         self.assertIn("docs/pictures/forward_h200_f16.svg", (ROOT / "README.md").read_text())
 
 

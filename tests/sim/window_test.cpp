@@ -81,7 +81,7 @@ void expect_right(int clusters) {
     args.lse_stride[2] = 1;
     args.mask = {seqlen_q, seqlen_k, true};
     const int rows = config.cluster * config.tile_q;
-    args.order = attention::make_tile_order(rows, (seqlen_q + rows - 1) / rows, 1, 1, 1, clusters);
+    args.order = attention::make_tile_order(rows, (seqlen_q + rows - 1) / rows, 1, 1, 1, clusters, 1);
     args.group = 1;
     const float scale_log2 = float(scale * 1.4426950408889634);
     args.scale = {scale_log2, 1.0f, scale_log2, 1.0f};

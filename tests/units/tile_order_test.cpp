@@ -13,12 +13,14 @@ TEST(TileOrder, EveryItemOnceSectionBySectionLongestFirst) {
     for (const int heads : {1, 3, 8})
       for (const int batch : {1, 2, 5})
         for (const int group : {1, 2, 3, 8})
-          for (const int resident : {1, 4, 132}) {
+          for (const auto& [resident, most] : {std::pair{1, 99}, {4, 99}, {132, 99}, {132, 8}, {4, group}}) {
             if (heads % group != 0) continue;
-            const TileOrder order = make_tile_order(128, row_items, heads, heads * batch, group, resident);
+            const TileOrder order = make_tile_order(128, row_items, heads, heads * batch, group, resident, most);
             const int before = order.sequences - order.last;
             ASSERT_GE(before, 0);
-            EXPECT_TRUE(order.last * row_items >= few_rounds * resident || order.last == order.sequences);
+            EXPECT_TRUE(order.last * row_items >= few_rounds * resident || order.last == order.sequences ||
+                        order.last == most);
+            EXPECT_LE(order.last, most);
             std::set<std::tuple<int, int, int>> seen;
             int previous_section = 0, previous_row = row_items * 128;
             for (int i = 0; i < order.count(); ++i) {
@@ -37,6 +39,15 @@ TEST(TileOrder, EveryItemOnceSectionBySectionLongestFirst) {
             }
             ASSERT_EQ(int(seen.size()), row_items * heads * batch);
           }
+}
+
+TEST(TileOrder, LastSectionKeepsItsKeysInL2) {
+  EXPECT_EQ(most_in_last_section(false, 8, 1 << 20), 8);
+  EXPECT_EQ(most_in_last_section(true, 1, 512 << 10), 50);
+  EXPECT_EQ(most_in_last_section(true, 4, 512 << 10), 200);
+  EXPECT_EQ(most_in_last_section(true, 4, std::int64_t(1) << 33), 64);  // longer than L2: by what memory delivers
+  EXPECT_EQ(most_in_last_section(true, 1, 0), 16);
+  EXPECT_GT(most_in_last_section(true, 64, 32), 0);
 }
 
 TEST(StaticPlace, GivesEveryItemOnceAndDifferentRows) {
