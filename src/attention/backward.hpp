@@ -284,7 +284,7 @@ class BackwardConsumer {
     if constexpr (config.deterministic) {
       // All tiles of earlier keys see the rows that this one sees.
       const int earlier = hopper::load_shared(shared_.tile.first_key) / config.tile_kv;
-      if (hopper::lane() == 0) hopper::wait_for_count(*turn_of_dq(), unsigned(earlier));
+      if (hopper::elect_one()) hopper::wait_for_count(*turn_of_dq(), unsigned(earlier));
       hopper::warp_sync();
     }
     HOPPER_UNROLL
@@ -294,7 +294,7 @@ class BackwardConsumer {
     }
     if constexpr (config.deterministic) {
       hopper::warp_sync();
-      if (hopper::lane() == 0) hopper::raise_count(*turn_of_dq());
+      if (hopper::elect_one()) hopper::raise_count(*turn_of_dq());
     }
   }
   /// How many tiles have added to what this warp adds to.

@@ -15,7 +15,7 @@ struct BackwardConfig {
   int tile_kv;  // B_c: keys of a CTA, 64 per consumer warpgroup
   int stages;   // depth of the rings of Q, dO and dS
   // Tiles add to dQ in the order of their keys, so that every run gives the same bits.
-  bool deterministic = false;
+  bool deterministic;
 
   constexpr bool operator==(const BackwardConfig&) const = default;
 

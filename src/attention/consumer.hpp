@@ -35,8 +35,8 @@ HOPPER_FUNCTION void pack16(std::uint32_t (&fragment)[4], const hopper::Accumula
     fragment[i] = hopper::pack2<element>(acc.value[column / 2 + 2 * i], acc.value[column / 2 + 2 * i + 1]);
 }
 
-/// The warp's 16 rows of an accumulator in 16 bits to rows [warp_row, warp_row + 16) of a tile, whose bytes are the warp's
-/// own and free. Any of its lanes may then have TMA store them.
+/// The warp's 16 rows of an accumulator in 16 bits to rows [warp_row, warp_row + 16) of a tile, whose bytes are the
+/// warp's own and free. Any of its lanes may then have TMA store them.
 template <hopper::Element element, int rows, int columns>
 HOPPER_FUNCTION void stage_rows(hopper::SharedTile<rows, columns>& staged, int warp_row,
                                 const hopper::Accumulator<columns>& acc) {

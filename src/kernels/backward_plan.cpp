@@ -19,13 +19,16 @@ attention::Rows rows_of(const TensorRef& tensor) {
 
 BackwardPlan plan_backward(const BackwardProblem& problem, int row) {
   BackwardPlan plan;
-  plan.row = row < 0 ? select_backward_row(problem.dtype, problem.d, problem.d_v) : row;
+  plan.row = row < 0 ? select_backward_row(problem.dtype, problem.d, problem.d_v, problem.deterministic) : row;
   const std::string dims = "d = " + std::to_string(problem.d) + ", d_v = " + std::to_string(problem.d_v);
   if (plan.row < 0) throw Error(FA3_NOT_SUPPORTED, "no backward kernel for this dtype with " + dims);
   plan.config = backward_rows[plan.row].config;
   if (!fits(plan.config, problem.dtype, problem.d, problem.d_v))
     throw Error(FA3_INVALID_ARGUMENT,
                 std::string("row ") + backward_rows[plan.row].name + " does not fit " + dims + " and this dtype");
+  if (plan.config.deterministic != problem.deterministic)
+    throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + backward_rows[plan.row].name +
+                                          (problem.deterministic ? " is not" : " is") + " deterministic");
   check_lengths(problem);
   const std::int64_t sequences = problem.heads * problem.batch;
   // The kernel before the main one has a CTA for every 64 rows.
