@@ -1,8 +1,8 @@
 # One source file per row of a kernel table.
 
 # Adds to `target` one source per row of the table in src/kernels/`table` (a line that starts with {"name", {), made from `template`.
-# Sets FA3_FORWARD_ROWS to their number.
-function(fa3_add_rows target table template)
+# Sets `count` to their number.
+function(fa3_add_rows target table template count)
   set(configs ${PROJECT_SOURCE_DIR}/src/kernels/${table})
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${configs})
   file(STRINGS ${configs} rows REGEX "^ *{\"[a-z0-9_]+\", *{")
@@ -17,12 +17,13 @@ function(fa3_add_rows target table template)
     target_sources(${target} PRIVATE ${source})
     math(EXPR index "${index} + 1")
   endforeach()
-  set(FA3_FORWARD_ROWS ${index} PARENT_SCOPE)
+  set(${count} ${index} PARENT_SCOPE)
 endfunction()
 
-function(fa3_add_kernels target table template)
-  fa3_add_rows(${target} ${table} ${template})
-  target_compile_definitions(${target} PRIVATE FA3_FORWARD_ROWS=${FA3_FORWARD_ROWS})
+# The same for the GPU; the number is a definition called `count`.
+function(fa3_add_kernels target table template count)
+  fa3_add_rows(${target} ${table} ${template} ${count})
+  target_compile_definitions(${target} PRIVATE ${count}=${${count}})
   # -std by hand: CMake 3.25 does not know how to ask nvcc for C++20.
   # Registers, spills and wgmma serialisation are printed by ptxas with exit code 0: the log of every kernel is kept, and
   # a test reads it (tests/build/check_ptxas_log.py).

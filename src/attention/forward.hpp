@@ -185,12 +185,7 @@ class Consumer {
   /// Row r = 0 of this thread, in the tile.
   HOPPER_FUNCTION int my_row() const { return warp_row_ + hopper::lane() / 4; }
 
-  /// This warp is done with what `empty` guards.
-  HOPPER_FUNCTION static void release(hopper::Mbarrier& empty) {
-    hopper::warp_sync();
-    if (hopper::lane() == 0) empty.arrive();
-  }
-  /// The same for a block of K or V: every CTA of the cluster writes to it.
+  /// release() for a block of K or V: every CTA of the cluster writes to it.
   HOPPER_FUNCTION static void release_block(hopper::Mbarrier& empty) {
     if constexpr (config.cluster > 1) {
       hopper::warp_sync();
@@ -398,16 +393,7 @@ class Consumer {
       if (hopper::lane() == 0) hopper::store_wait_read<0>();  // the previous tile's O has left
       hopper::warp_sync();
     }
-    HOPPER_UNROLL
-    for (int column = 0; column < config.d_v; column += 16) {
-      std::uint32_t fragment[4];
-      HOPPER_UNROLL
-      for (int i = 0; i < 4; ++i)
-        fragment[i] = hopper::pack2<element>(o.value[column / 2 + 2 * i], o.value[column / 2 + 2 * i + 1]);
-      hopper::store_matrix(staged, warp_row_, column, fragment);
-    }
-    hopper::fence_async_shared();
-    hopper::warp_sync();
+    stage_rows<element>(staged, warp_row_, o);
     if (hopper::lane() == 0) {
       hopper::store_rows(args_.o, {0, tile.first_row + warp_row_, tile.head, tile.batch}, staged, warp_row_);
       hopper::store_commit();

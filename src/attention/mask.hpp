@@ -20,11 +20,19 @@ struct Mask {
   int seqlen_q, seqlen_k;
   bool causal;
 
-  /// What row `row` sees. The one function to change for another mask. Causal is aligned bottom-right: the last row
-  /// sees all.
+  /// What row `row` sees. For another mask, change this function and its inverse. Causal is aligned bottom-right: the
+  /// last row sees all.
   constexpr Interval visible(int row) const {
     if (!causal) return {0, seqlen_k};
     return {0, clamp(row + 1 + (seqlen_k - seqlen_q), 0, seqlen_k)};
+  }
+
+  /// The inverse: the rows that see key `key`, an interval whose ends do not fall from key to key either. None see keys
+  /// beyond the sequence.
+  constexpr Interval seen_by(int key) const {
+    if (key >= seqlen_k) return {seqlen_q, seqlen_q};
+    if (!causal) return {0, seqlen_q};
+    return {clamp(key - seqlen_k + seqlen_q, 0, seqlen_q), seqlen_q};
   }
 };
 

@@ -4,25 +4,12 @@
 #include <type_traits>
 
 #include "attention/config.hpp"
+#include "attention/consumer.hpp"
 #include "attention/tile_order.hpp"
 #include "hopper/hopper.hpp"
 
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
-
-/// Position in a ring of `length` buffers, and the parity of the round.
-template <int length>
-struct Cursor {
-  int stage = 0;
-  int phase = 0;
-
-  HOPPER_FUNCTION void operator++() {
-    if (++stage == length) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 /// The ledger; without a producer its part is that of a thread of the first consumer warpgroup. A waiter of a "full"
 /// barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh barrier grants.

@@ -6,6 +6,7 @@
 #include "hopper/cluster.hpp"
 #include "hopper/element.hpp"
 #include "hopper/fence.hpp"
+#include "hopper/grid.hpp"
 #include "hopper/math.hpp"
 #include "hopper/matrix_move.hpp"
 #include "hopper/mbarrier.hpp"

@@ -1,4 +1,5 @@
-// Arithmetic of the special-function unit, reductions and exchange among the four threads that share a row, conversion to 16 bits.
+// Arithmetic of the special-function unit, reductions and exchange among the four threads that share a row, conversion
+// to 16 bits.
 #pragma once
 
 #include <cstdint>
@@ -30,6 +31,9 @@ HOPPER_FUNCTION std::uint32_t from_neighbour(std::uint32_t x);
 /// Two elements rounded to nearest even; `low` in bits 0-15. PTX: cvt.rn.{f16x2,bf16x2}.f32.
 template <Element element>
 HOPPER_FUNCTION std::uint32_t pack2(float low, float high);
+/// The inverse: both elements of a pair, exactly.
+template <Element element>
+HOPPER_FUNCTION void unpack2(std::uint32_t pair, float& low, float& high);
 /// Old value; device-wide atomic.
 HOPPER_FUNCTION unsigned atomic_add(unsigned* address, unsigned value);
 

@@ -14,7 +14,9 @@ inline namespace HOPPER_BACKEND {
 /// The warp stores four 8 x 8 matrices of 16-bit elements. Lane t holds elements (t / 4, 2 (t % 4) + {0, 1}) of each,
 /// and gives the address of row t % 8 (16 bytes, aligned) of matrix t / 8. stmatrix.x4.
 HOPPER_FUNCTION void stmatrix_x4(std::uint32_t address, const std::uint32_t (&fragment)[4]);
-/// The inverse: the warp loads four matrices, addresses and fragments as in stmatrix_x4. ldmatrix.x4.
+/// As stmatrix_x4, but every matrix is transposed on the way: the address of a lane is that of column t % 8.
+HOPPER_FUNCTION void stmatrix_x4_transposed(std::uint32_t address, const std::uint32_t (&fragment)[4]);
+/// The inverse of stmatrix_x4: the warp loads four matrices, addresses and fragments as in stmatrix_x4. ldmatrix.x4.
 HOPPER_FUNCTION void ldmatrix_x4(std::uint32_t (&fragment)[4], std::uint32_t address);
 
 /// This lane's row address of a 16 x 16 block at (row, column) of the tile.
@@ -30,6 +32,15 @@ template <int rows, int columns>
 HOPPER_FUNCTION void store_matrix(SharedTile<rows, columns>& tile, int row, int column,
                                   const std::uint32_t (&fragment)[4]) {
   stmatrix_x4(block_address(tile, row, column), fragment);
+}
+
+/// The warp stores the transpose of a 16 x 16 block: its element (i, j) to row `row` + j, column `column` + i of the
+/// tile. The fragment has the order of store_matrix.
+template <int rows, int columns>
+HOPPER_FUNCTION void store_matrix_transposed(SharedTile<rows, columns>& tile, int row, int column,
+                                             const std::uint32_t (&fragment)[4]) {
+  const int i = lane() % 8 + lane() / 16 * 8, chunk = column / 8 + lane() / 8 % 2;
+  stmatrix_x4_transposed(shared_address(&tile) + SharedTile<rows, columns>::chunk_offset(row + i, chunk), fragment);
 }
 
 /// The inverse of store_matrix.

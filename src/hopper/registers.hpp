@@ -1,4 +1,4 @@
-// Moving registers between warpgroups. PTX ISA, "setmaxnreg".
+// Registers: moving them between warpgroups (PTX ISA, "setmaxnreg"), and sparing them.
 #pragma once
 
 #include "hopper/backend.hpp"
@@ -13,6 +13,10 @@ template <int count>
 HOPPER_FUNCTION void release_registers();
 template <int count>
 HOPPER_FUNCTION void claim_registers();
+
+/// x, as a value of which the compiler knows nothing. What is computed from it is computed there, where it would else
+/// be computed ahead of a loop and kept.
+HOPPER_FUNCTION int recompute(int x);
 
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper

@@ -26,6 +26,10 @@ HOPPER_FUNCTION void tma_reduce_add(const TensorMap& map, Coordinates at, std::u
 HOPPER_FUNCTION void tma_load_multicast(std::uint32_t address, const TensorMap& map, Coordinates at, Mbarrier& barrier,
                                         std::uint16_t ctas);
 
+/// `bytes` bytes from global to shared memory, both 16-byte aligned and a multiple of 16; they count on `barrier`. One
+/// thread. PTX ISA, "cp.async.bulk".
+HOPPER_FUNCTION void load_bytes(void* to, const void* from, int bytes, Mbarrier& barrier);
+
 /// Closes this thread's store group.
 HOPPER_FUNCTION void store_commit();
 /// Waits until all but the latest `pending` store groups of this thread have read their shared memory.

@@ -26,6 +26,10 @@ struct OperandA {
   std::uint32_t value[columns / 4];
 };
 
+/// Along which dimension of a product an operand in shared memory is contiguous: along its depth, or along the columns
+/// of the result (the instruction then transposes it).
+enum class Major { depth = 0, columns = 1 };
+
 inline namespace HOPPER_BACKEND {
 
 /// Shared-memory matrix descriptor, 128-byte swizzle. PTX ISA, "Matrix Descriptor Format": bits 0-13 address / 16,
@@ -37,16 +41,16 @@ HOPPER_FUNCTION std::uint64_t descriptor(std::uint32_t address, int leading_byte
          std::uint64_t(stride_bytes >> 4) << 32 | std::uint64_t(1) << 62;
 }
 
-/// The descriptor of the same matrix, `bytes` further on. Addresses end below 2^18, so nothing carries out of the field,
-/// and one 32-bit addition serves.
+/// The descriptor of the same matrix, `bytes` further on. Addresses end below 2^18, so nothing carries out of the
+/// field, and one 32-bit addition serves.
 HOPPER_FUNCTION std::uint64_t advance(std::uint64_t descriptor, int bytes) {
   const std::uint32_t low = std::uint32_t(descriptor) + std::uint32_t(bytes >> 4);
   return (descriptor >> 32) << 32 | low;
 }
 
-/// One m64nNk16 instruction, N = columns. WgmmaSS<element, columns>::issue<accumulate>(d, a, b): D (+)= A B^T, both
-/// operands by descriptor, contiguous along the depth. WgmmaRS<element, columns>::issue(d, a, b): D += A B, A in four
-/// registers, B by descriptor, contiguous along the columns. `d` is an accumulator's value array.
+/// One m64nNk16 instruction, N = columns. WgmmaSS<element, columns>::issue<accumulate, b_major>(d, a, b): D (+)= A B^T
+/// or D (+)= A B, both operands by descriptor, A contiguous along the depth. WgmmaRS<element, columns>::issue(d, a, b):
+/// D += A B, A in four registers, B by descriptor, contiguous along the columns. `d` is an accumulator's value array.
 template <Element element, int columns>
 struct WgmmaSS;
 template <Element element, int columns>
@@ -102,6 +106,29 @@ HOPPER_FUNCTION void issue_ab(Accumulator<columns>& acc, const OperandA<depth>& 
   HOPPER_UNROLL
   for (int k = 0; k < depth; k += 16) {
     WgmmaRS<element, columns>::issue(acc.value, a.value + k / 4, advance(b_begin, k * B::row_bytes));
+  }
+}
+
+/// Issues acc = A B over rows [first_row, first_row + 64) of `a` [.. x depth] and columns [first_column, first_column +
+/// columns) of `b` [depth x ..], both in shared memory. first_column: a multiple of 64, the begin of a panel.
+template <Element element, int a_rows, int depth, int b_columns, int columns>
+HOPPER_FUNCTION void issue_ab(Accumulator<columns>& acc, const SharedTile<a_rows, depth>& a, int first_row,
+                              const SharedTile<depth, b_columns>& b, int first_column) {
+  using A = SharedTile<a_rows, depth>;
+  using B = SharedTile<depth, b_columns>;
+  const std::uint64_t a_begin = descriptor(shared_address(&a) + first_row * A::row_bytes, 16, 8 * A::row_bytes);
+  const std::uint64_t b_begin = descriptor(shared_address(&b) + first_column / B::panel_columns * B::panel_bytes,
+                                           B::panel_bytes, 8 * B::row_bytes);
+  wgmma_fence();
+  HOPPER_UNROLL
+  for (int k = 0; k < depth; k += 16) {
+    const std::uint64_t a_matrix = advance(a_begin, k / A::panel_columns * A::panel_bytes + 2 * (k % A::panel_columns));
+    const std::uint64_t b_matrix = advance(b_begin, k * B::row_bytes);
+    if (k == 0) {
+      WgmmaSS<element, columns>::template issue<0, Major::columns>(acc.value, a_matrix, b_matrix);
+    } else {
+      WgmmaSS<element, columns>::template issue<1, Major::columns>(acc.value, a_matrix, b_matrix);
+    }
   }
 }
 

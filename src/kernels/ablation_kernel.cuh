@@ -12,7 +12,7 @@ struct AblationRow {
 };
 
 template <int index>
-ForwardKernel ablation_kernel_of_row() {
+Kernel ablation_kernel_of_row() {
   return kernel_of<AblationRow<index>>();
 }
 

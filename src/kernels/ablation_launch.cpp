@@ -7,7 +7,7 @@
 namespace fa3::kernels {
 
 template <int row>
-ForwardKernel ablation_kernel_of_row();
+Kernel ablation_kernel_of_row();
 
 namespace {
 
@@ -15,9 +15,9 @@ static_assert(FA3_FORWARD_ROWS == ablation_row_count, "the build read another nu
 
 template <int... rows>
 constexpr auto kernels_of(std::integer_sequence<int, rows...>) {
-  return std::array<ForwardKernel (*)(), sizeof...(rows)>{&ablation_kernel_of_row<rows>...};
+  return std::array<Kernel (*)(), sizeof...(rows)>{&ablation_kernel_of_row<rows>...};
 }
-ForwardKernel kernel_of_row(int row) {
+Kernel kernel_of_row(int row) {
   static constexpr auto kernels = kernels_of(std::make_integer_sequence<int, ablation_row_count>());
   return kernels[std::size_t(row)]();
 }

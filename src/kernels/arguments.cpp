@@ -6,9 +6,7 @@
 #include "kernels/configs.hpp"
 
 namespace fa3::kernels {
-namespace {
 
-/// Tensor map with boxes of 64 features x box_rows rows, 128-byte swizzle.
 hopper::TensorMap tensor_map(const char* name, const TensorRef& tensor, hopper::Element element, int box_rows,
                              TensorMapEncoder encode) {
   if (tensor.empty()) return {};  // no keys: the kernel does not touch it
@@ -29,8 +27,6 @@ hopper::TensorMap tensor_map(const char* name, const TensorRef& tensor, hopper::
   map.batch_step = steps(0);
   return map;
 }
-
-}  // namespace
 
 attention::Scale kernel_scale(float scale) {
   const float log2_e = 1.44269504088896f;

@@ -12,6 +12,11 @@ namespace fa3::kernels {
 /// Makes a backend's tensor map: the driver's, or the simulator's. May throw.
 using TensorMapEncoder = hopper::TensorMap (*)(const hopper::TensorMapSpec&);
 
+/// Tensor map with boxes of 64 features x box_rows rows, 128-byte swizzle. An empty tensor gives one that no kernel may
+/// touch.
+hopper::TensorMap tensor_map(const char* name, const TensorRef& tensor, hopper::Element element, int box_rows,
+                             TensorMapEncoder encode);
+
 /// The kernel's form of a softmax_scale of at most 2^64 in size.
 attention::Scale kernel_scale(float softmax_scale);
 

@@ -59,7 +59,8 @@ constexpr bool all_valid() {
 static_assert(all_valid());
 
 /// Whether a row takes this type and these head dims; TMA pads features up to the row's with zeros.
-constexpr bool fits(const ForwardConfig& row, fa3_dtype dtype, std::int64_t d, std::int64_t d_v) {
+template <class Config>
+constexpr bool fits(const Config& row, fa3_dtype dtype, std::int64_t d, std::int64_t d_v) {
   return (row.element == Element::f16 ? FA3_F16 : FA3_BF16) == dtype && d <= row.d && d_v <= row.d_v;
 }
 

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(Row::config.threads(), 1)
 }
 
 template <class Row>
-ForwardKernel kernel_of() {
+Kernel kernel_of() {
   constexpr int shared_bytes = sizeof(attention::Shared<Row::config>);
   static_assert(shared_bytes <= 227 * 1024, "the tiles do not fit into shared memory");
   return {reinterpret_cast<const void*>(&forward_kernel<Row>), Row::config.threads(), shared_bytes,
@@ -29,7 +29,7 @@ ForwardKernel kernel_of() {
 }
 
 template <int index>
-ForwardKernel forward_kernel_of_row() {
+Kernel forward_kernel_of_row() {
   return kernel_of<TableRow<index>>();
 }
 

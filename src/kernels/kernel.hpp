@@ -3,7 +3,7 @@
 
 namespace fa3::kernels {
 
-struct ForwardKernel {
+struct Kernel {
   const void* function;  // for cudaLaunchKernelExC
   int threads;
   int shared_bytes;
@@ -13,6 +13,6 @@ struct ForwardKernel {
 
 /// The kernel of a row of forward_rows; defined in the row's own source file.
 template <int row>
-ForwardKernel forward_kernel_of_row();
+Kernel forward_kernel_of_row();
 
 }  // namespace fa3::kernels

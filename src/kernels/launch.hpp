@@ -25,11 +25,11 @@ void init(int device);
 void forward(const ForwardProblem& problem, void* workspace, std::size_t workspace_bytes, fa3_stream stream);
 
 /// Before the first forward_with() of a kernel: throws Error unless the current device can run it.
-void prepare_kernel(const ForwardKernel& kernel, const char* name);
+void prepare_kernel(const Kernel& kernel, const char* name);
 
 /// forward() with a kernel that is none of the library's, made from `row` (but for config.trace: then `stamps` is
 /// memory for its stamps).
-void forward_with(const ForwardKernel& kernel, const ForwardRow& row, const ForwardProblem& problem, void* workspace,
+void forward_with(const Kernel& kernel, const ForwardRow& row, const ForwardProblem& problem, void* workspace,
                   std::size_t workspace_bytes, fa3_stream stream, attention::Stamp* stamps = nullptr);
 
 }  // namespace fa3::kernels

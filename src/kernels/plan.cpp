@@ -11,8 +11,6 @@ namespace {
 constexpr std::size_t alignment = 256;
 constexpr std::int64_t bytes_each = 2;  // every type with kernels has 16 bits
 
-std::size_t align(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
-
 /// A dense tensor of the same elements; dimensions that repeat (stride 0 over heads or batch) stay repeated.
 TensorRef packed_like(const char* name, const TensorRef& tensor, std::size_t& bytes) {
   TensorRef packed{nullptr, tensor.shape, {}};
@@ -31,6 +29,10 @@ TensorRef packed_like(const char* name, const TensorRef& tensor, std::size_t& by
   return packed;
 }
 
+}  // namespace
+
+std::size_t align(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+
 StagedTensor stage(const char* name, const TensorRef& tensor, std::size_t& workspace_bytes) {
   StagedTensor staged{tensor, false, 0};
   if (tensor.empty() || tma_can_address(tensor)) return staged;
@@ -41,8 +43,6 @@ StagedTensor stage(const char* name, const TensorRef& tensor, std::size_t& works
   workspace_bytes += align(bytes);
   return staged;
 }
-
-}  // namespace
 
 bool tma_can_address(const TensorRef& tensor) {
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) return false;
@@ -58,6 +58,22 @@ bool tma_can_address(const TensorRef& tensor) {
     inside += (tensor.shape[i] - 1) * stride;
   }
   return true;
+}
+
+void check_lengths(const Problem& problem) {
+  const std::int64_t longest = (std::int64_t(1) << 31) - 1024;
+  for (const auto& [length, name] : {std::pair{problem.seqlen_q, "seqlen_q"}, {problem.seqlen_k, "seqlen_k"}})
+    if (length > longest)
+      throw Error(FA3_NOT_SUPPORTED, std::string(name) + " is " + std::to_string(length) +
+                                         "; on cuda it must be at most " + std::to_string(longest));
+}
+
+void check_tiles(const char* what, std::int64_t length, std::int64_t rows, std::int64_t sequences) {
+  // A length is below 2^31, so the product fits unless batch * heads is out of all proportion.
+  const __int128 tiles = __int128((length + rows - 1) / rows) * sequences;
+  if (tiles > (std::int64_t(1) << 30))
+    throw Error(FA3_NOT_SUPPORTED,
+                std::string("batch * ") + what + " / " + std::to_string(rows) + ") exceeds 2^30 tiles");
 }
 
 ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
@@ -79,18 +95,8 @@ ForwardPlan plan_forward(const ForwardProblem& problem, const ForwardRow& row) {
     throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + row.name +
                                           " does not fit d = " + std::to_string(problem.d) +
                                           ", d_v = " + std::to_string(problem.d_v) + " and this dtype");
-  const std::int64_t tile_q = row.config.tile_q;
-  const std::int64_t longest = (std::int64_t(1) << 31) - 1024;
-  for (const auto& [length, name] : {std::pair{problem.seqlen_q, "seqlen_q"}, {problem.seqlen_k, "seqlen_k"}})
-    if (length > longest)
-      throw Error(FA3_NOT_SUPPORTED, std::string(name) + " is " + std::to_string(length) +
-                                         "; on cuda it must be at most " + std::to_string(longest));
-  // seqlen_q <= 2^31, so the product fits unless batch * heads is out of all proportion.
-  const std::int64_t q_tiles = (problem.seqlen_q + tile_q - 1) / tile_q;
-  const __int128 tiles = __int128(q_tiles) * problem.heads * problem.batch;
-  if (tiles > (std::int64_t(1) << 30))
-    throw Error(FA3_NOT_SUPPORTED,
-                "batch * heads * ceil(seqlen_q / " + std::to_string(tile_q) + ") exceeds 2^30 tiles");
+  check_lengths(problem);
+  check_tiles("heads * ceil(seqlen_q", problem.seqlen_q, row.config.tile_q, problem.heads * problem.batch);
 
   plan.workspace_bytes = align(sizeof(unsigned));
   plan.q = stage("q", problem.q, plan.workspace_bytes);

@@ -16,6 +16,17 @@ struct StagedTensor {
   std::size_t offset = 0;  // of the copy in the workspace, bytes
 };
 
+/// The tensor itself, or the place of a dense copy at the end of the workspace, which grows by it.
+StagedTensor stage(const char* name, const TensorRef& tensor, std::size_t& workspace_bytes);
+
+/// Rounded up to the alignment of what lies in the workspace.
+std::size_t align(std::size_t bytes);
+
+/// Throws Error(FA3_NOT_SUPPORTED) if a sequence is too long for the kernels' indices.
+void check_lengths(const Problem& problem);
+/// The same if there are too many tiles of `rows` rows of `length` in all heads; `what`: for the message.
+void check_tiles(const char* what, std::int64_t length, std::int64_t rows, std::int64_t sequences);
+
 struct ForwardPlan {
   int row = -1;  // of forward_rows; -1: the row is another table's
   ForwardConfig config{};

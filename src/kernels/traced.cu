@@ -32,7 +32,7 @@ struct DeviceMemory {
 };
 
 template <int index>
-ForwardKernel traced_kernel_of_row() {
+Kernel traced_kernel_of_row() {
   // f16 stands for both types: they differ only in the instructions' type suffix.
   if constexpr (forward_rows[index].config.element == Element::f16) {
     return kernel_of<TracedRow<index>>();
@@ -43,15 +43,15 @@ ForwardKernel traced_kernel_of_row() {
 }
 
 template <int... rows>
-ForwardKernel traced_kernel(int row, std::integer_sequence<int, rows...>) {
-  ForwardKernel (*const kernels[])() = {&traced_kernel_of_row<rows>...};
+Kernel traced_kernel(int row, std::integer_sequence<int, rows...>) {
+  Kernel (*const kernels[])() = {&traced_kernel_of_row<rows>...};
   return kernels[row]();
 }
 
 }  // namespace
 
 std::vector<simulator::Event> trace_forward(const ForwardProblem& problem, int row) {
-  const ForwardKernel kernel = traced_kernel(row, std::make_integer_sequence<int, forward_row_count>());
+  const Kernel kernel = traced_kernel(row, std::make_integer_sequence<int, forward_row_count>());
   const auto bytes = [](const TensorRef& tensor) {
     return std::size_t(tensor.shape[1] * tensor.shape[2] * tensor.shape[3]) * 2;
   };

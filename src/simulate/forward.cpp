@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <new>
 #include <utility>
 
 #include "hopper/sim/tensor_map.hpp"
@@ -11,6 +9,7 @@
 #include "kernels/plan.hpp"
 #include "simulate/on_simulator.hpp"
 #include "simulate/row.hpp"
+#include "simulate/workspace.hpp"
 
 namespace fa3::simulator {
 namespace {
@@ -24,24 +23,6 @@ RowRunner runner(int row) {
   return runners[std::size_t(row)]();
 }
 
-/// What strided_copy does on the GPU: the elements of `packed`'s distinct positions.
-void copy(const TensorRef& from, const TensorRef& to, const TensorRef& packed) {
-  const auto extent = [&](std::size_t i) { return packed.stride[i] == 0 ? 1 : packed.shape[i]; };
-  for (std::int64_t b = 0; b < extent(0); ++b)
-    for (std::int64_t s = 0; s < extent(1); ++s)
-      for (std::int64_t h = 0; h < extent(2); ++h) {
-        const auto row = [&](const TensorRef& tensor) {
-          return static_cast<std::uint16_t*>(tensor.data) + b * tensor.stride[0] + s * tensor.stride[1] +
-                 h * tensor.stride[2];
-        };
-        std::memcpy(row(to), row(from), std::size_t(packed.shape[3]) * sizeof(std::uint16_t));
-      }
-}
-
-struct AlignedDelete {
-  void operator()(std::byte* memory) const { ::operator delete(memory, std::align_val_t(256)); }
-};
-
 }  // namespace
 
 ForwardRun forward(const ForwardProblem& problem, const Options& options, int row, int sm_count) {
@@ -54,15 +35,13 @@ ForwardRun forward_with(RowRunner runner, kernels::ForwardPlan plan, const Forwa
                         const Options& options, int sm_count) {
   ForwardRun run;
   if (problem.o.empty()) return run;
-  const std::unique_ptr<std::byte, AlignedDelete> workspace(
-      static_cast<std::byte*>(::operator new(plan.workspace_bytes, std::align_val_t(256))));
-  std::memset(workspace.get(), 0xff, plan.workspace_bytes);
+  const PoisonedWorkspace workspace = poisoned_workspace(plan.workspace_bytes);
   const attention::ForwardArguments args =
       kernels::forward_arguments(problem, plan, workspace.get(), sm_count, &encode);
   if (args.next_item != nullptr) *args.next_item = 0;
-  if (plan.q.copied) copy(problem.q, plan.q.tensor, plan.q.tensor);
-  if (plan.k.copied) copy(problem.k, plan.k.tensor, plan.k.tensor);
-  if (plan.v.copied) copy(problem.v, plan.v.tensor, plan.v.tensor);
+  copy_in(problem.q, plan.q);
+  copy_in(problem.k, plan.k);
+  copy_in(problem.v, plan.v);
   const int cluster = plan.config.cluster;
   run.ctas = kernels::cta_count(args.order.count(), cluster, sm_count, problem.sm_margin);
   for (int cta = 0; cta < run.ctas; cta += cluster) {
@@ -70,7 +49,7 @@ ForwardRun forward_with(RowRunner runner, kernels::ForwardPlan plan, const Forwa
     own.trace = options.trace && cta == 0;
     runner(args, own, cta, run.ctas, run.counters, run.events);
   }
-  if (plan.o.copied) copy(plan.o.tensor, problem.o, plan.o.tensor);
+  copy_out(plan.o, problem.o);
   return run;
 }
 

@@ -40,6 +40,20 @@ struct Functions {
   }
 };
 
+/// Pairs (i, 65535 - i) of all elements.
+template <Element element>
+struct Unpack {
+  static constexpr int threads = 128;
+  struct Arguments {
+    float* value;  // pairs
+  };
+  struct Shared {};
+  HOPPER_FUNCTION static void run(Shared&, const Arguments& args) {
+    for (std::uint32_t i = std::uint32_t(rank()); i < 65536; i += threads)
+      hopper::unpack2<element>(i | (65535 - i) << 16, args.value[2 * i], args.value[2 * i + 1]);
+  }
+};
+
 constexpr float infinity = std::numeric_limits<float>::infinity();
 constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 constexpr float smallest_normal = 0x1p-126f;
@@ -59,6 +73,19 @@ class Math : public MachineTest {
   }
 };
 INSTANTIATE_TEST_SUITE_P(, Math, modes(), ModeName());
+
+TEST_P(Math, Unpack2IsExact) {
+  const auto test = [&]<class Kernel>(Kernel, Element element) {
+    Buffer<float> value(2 * 65536, 0.0f);
+    launch<Kernel>({value.data()});
+    const std::vector<float> got = value.read();
+    for (unsigned i = 0; i < 65536; ++i)
+      for (unsigned half = 0; half < 2; ++half)
+        ASSERT_TRUE(same(got[2 * i + half], to_value(element, std::uint16_t(half ? 65535 - i : i)))) << i;
+  };
+  test(Unpack<Element::f16>{}, Element::f16);
+  test(Unpack<Element::bf16>{}, Element::bf16);
+}
 
 TEST_P(Math, Exp2AndLog2StayWithinTheirBounds) {
   std::vector<float> x = {-infinity,

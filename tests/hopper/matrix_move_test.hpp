@@ -45,6 +45,36 @@ TEST_P(MatrixMove, StoreMatrixFillsATile) {
   expect_equal(image.read(), move_image());
 }
 
+/// As StoreMatrix, every block transposed on the way.
+struct StoreMatrixTransposed {
+  static constexpr int threads = 128;
+  using Tile = hopper::SharedTile<move_columns, move_rows>;
+  struct Arguments {
+    Chunk* image;
+  };
+  struct Shared {
+    Tile tile;
+  };
+  HOPPER_FUNCTION static void run(Shared& shared, const Arguments& args) {
+    const int first = 16 * hopper::warp_of_warpgroup();
+    for (int column = 0; column < move_columns; column += 16) {
+      const int row = first + hopper::lane() / 4, mine = column + 2 * (hopper::lane() % 4);
+      const std::uint32_t fragment[4] = {move_pair(row, mine), move_pair(row + 8, mine), move_pair(row, mine + 8),
+                                         move_pair(row + 8, mine + 8)};
+      hopper::store_matrix_transposed(shared.tile, column, first, fragment);
+    }
+    hopper::cta_sync();
+    copy_out(args.image, &shared.tile, Tile::bytes, threads);
+  }
+};
+
+TEST_P(MatrixMove, StoreMatrixTransposedFillsATile) {
+  Buffer<Chunk> image(StoreMatrixTransposed::Tile::bytes / 16, Chunk{});
+  launch<StoreMatrixTransposed>({image.data()});
+  expect_equal(image.read(), tile_image(move_columns, move_rows,
+                                        [](int row, int column) { return std::uint16_t(column << 8 | row); }));
+}
+
 struct LoadMatrix {
   static constexpr int threads = 128;
   using Tile = hopper::SharedTile<move_rows, move_columns>;

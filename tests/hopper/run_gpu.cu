@@ -1,5 +1,6 @@
 // The tests of the hopper layer on the GPU.
 #include "cluster_test.hpp"
+#include "grid_test.hpp"
 #include "math_test.hpp"
 #include "matrix_move_test.hpp"
 #include "thread_test.hpp"

@@ -4,7 +4,7 @@
 #include <limits>
 #include <utility>
 
-#include "kernels/configs.hpp"
+#include "kernels/backward_configs.hpp"
 #include "values.hpp"
 
 namespace fa3::hopper_test {
@@ -129,6 +129,62 @@ TEST_P(Wgmma, ProductsOfSharedOperands) {
     constexpr kernels::ForwardConfig config = kernels::forward_rows[row].config;
     test(ProductSS<config.element, config.tile_kv, config.d>{});
   });
+}
+
+/// D = A B by issue_ab, both operands in shared memory: two warpgroups, each 64 rows of A, or some columns of B.
+template <kernels::BackwardConfig config>
+struct ProductSSAlongColumns {
+  static constexpr Element element = config.element;
+  static constexpr attention::DqLayout layout = attention::dq_layout(config);
+  static constexpr int threads = 256, depth = config.tile_kv, rows = config.tile_q, columns = layout.part_columns;
+  using A = hopper::SharedTile<rows, depth>;
+  using B = hopper::SharedTile<depth, config.d>;
+  struct Arguments {
+    const Chunk *a, *b;
+    float* d;  // by warpgroup
+  };
+  struct Shared {
+    A a;
+    B b;
+  };
+  HOPPER_FUNCTION static void run(Shared& shared, const Arguments& args) {
+    copy_in(&shared.a, args.a, A::bytes, threads);
+    copy_in(&shared.b, args.b, B::bytes, threads);
+    hopper::fence_async_shared();
+    hopper::cta_sync();
+    const int part = hopper::warpgroup();
+    hopper::Accumulator<columns> acc;
+    hopper::issue_ab<element>(acc, shared.a, layout.split_rows ? 64 * part : 0, shared.b,
+                              layout.split_rows ? 0 : columns * part);
+    hopper::wgmma_commit();
+    hopper::wgmma_wait<0>(acc);
+    write(args.d + part * 64 * columns, acc);
+  }
+};
+
+TEST_P(Wgmma, ProductsOfSharedOperandsAlongColumns) {
+  const auto test = [&]<class Kernel>(Kernel, int d) {
+    SCOPED_TRACE(testing::Message() << name(Kernel::element) << ", d = " << d);
+    const Matrix a = operand_a(Kernel::rows, Kernel::depth, 1), b = integers(Kernel::depth, d, 8, 2);
+    Buffer<Chunk> a_image(tile_image(Kernel::element, a)), b_image(tile_image(Kernel::element, b));
+    Buffer<float> got(std::size_t(2 * 64 * Kernel::columns), 0.0f);
+    launch<Kernel>({a_image.data(), b_image.data(), got.data()});
+    const Matrix expected = product(a, b, false, Matrix(Kernel::rows, d));
+    const std::vector<float> parts = got.read();
+    for (int part = 0; part < 2; ++part)
+      for (int i = 0; i < 64; ++i)
+        for (int j = 0; j < Kernel::columns; ++j) {
+          const int row = i + (Kernel::layout.split_rows ? 64 * part : 0);
+          const int column = j + (Kernel::layout.split_rows ? 0 : Kernel::columns * part);
+          if (column >= d) continue;  // padding
+          ASSERT_TRUE(same(parts[std::size_t((part * 64 + i) * Kernel::columns + j)], expected(row, column)))
+              << "row " << row << ", column " << column;
+        }
+  };
+  [&]<int... row>(std::integer_sequence<int, row...>) {
+    (test(ProductSSAlongColumns<kernels::backward_rows[row].config>{}, kernels::backward_rows[row].config.d), ...);
+  }
+  (std::make_integer_sequence<int, kernels::backward_row_count>{});
 }
 
 /// Single instructions D = C + A B^T over 16 columns of the operands each: every k16 step of two panels, for one

@@ -27,6 +27,28 @@ TEST(Mask, FullSeesAll) {
   EXPECT_EQ(mask.visible(0).end, 5);
 }
 
+TEST(Mask, SeenByIsTheInverseOfVisible) {
+  for (const bool causal : {false, true})
+    for (const int seqlen_q : {0, 1, 3, 8, 9})
+      for (const int seqlen_k : {0, 1, 3, 8, 9}) {
+        const Mask mask{seqlen_q, seqlen_k, causal};
+        Interval last{0, 0};
+        for (int key = 0; key < seqlen_k + 4; ++key) {
+          const Interval rows = mask.seen_by(key);
+          for (int row = 0; row < seqlen_q; ++row) {
+            const Interval keys = mask.visible(row);
+            EXPECT_EQ(rows.first <= row && row < rows.end, keys.first <= key && key < keys.end)
+                << "seqlen_q " << seqlen_q << ", seqlen_k " << seqlen_k << ", causal " << causal << ", row " << row
+                << ", key " << key;
+          }
+          EXPECT_TRUE(last.first <= rows.first && last.end <= rows.end) << "an end falls at key " << key;
+          last = rows;
+        }
+      }
+  const Mask longest{2147482624, 2147482624, true};
+  EXPECT_EQ(longest.seen_by(2147482623).first, 2147482623);
+}
+
 void check_walk(const Mask& mask, int first_row, int rows, int tile_kv) {
   SCOPED_TRACE(testing::Message() << "seqlen_q " << mask.seqlen_q << " seqlen_k " << mask.seqlen_k << " causal "
                                   << mask.causal << " first_row " << first_row << " rows " << rows << " tile_kv "

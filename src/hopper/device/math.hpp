@@ -51,6 +51,18 @@ __device__ __forceinline__ std::uint32_t pack2(float low, float high) {
   return packed;
 }
 
+template <Element element>
+__device__ __forceinline__ void unpack2(std::uint32_t pair, float& low, float& high) {
+  if constexpr (element == Element::f16) {
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %2;\ncvt.f32.f16 %0, l;\ncvt.f32.f16 %1, h;\n}\n"
+        : "=f"(low), "=f"(high)
+        : "r"(pair));
+  } else {
+    low = __uint_as_float(pair << 16);
+    high = __uint_as_float(pair & 0xffff0000u);
+  }
+}
+
 __device__ __forceinline__ unsigned atomic_add(unsigned* address, unsigned value) { return atomicAdd(address, value); }
 
 }  // namespace fa3::hopper::inline device

@@ -14,4 +14,9 @@ __device__ __forceinline__ void claim_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 
+__device__ __forceinline__ int recompute(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 }  // namespace fa3::hopper::inline device

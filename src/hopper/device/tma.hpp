@@ -40,6 +40,13 @@ __device__ __forceinline__ void tma_reduce_add(const TensorMap& map, Coordinates
       : "memory");
 }
 
+__device__ __forceinline__ void load_bytes(void* to, const void* from, int bytes, Mbarrier& barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier))
+               : "memory");
+}
+
 __device__ __forceinline__ void store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 template <int pending>

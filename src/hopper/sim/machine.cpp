@@ -159,7 +159,7 @@ struct Cluster::Product {
   int columns = 0;
   bool accumulate = false;
   std::uint64_t a = 0, b = 0;
-  bool a_in_registers = false;
+  bool a_in_registers = false, b_along_columns = false;
   struct Need {
     std::size_t component;
     std::uint32_t count, chunk;
@@ -235,13 +235,15 @@ struct Cluster::Region {
 };
 
 struct Cluster::Copy {
-  enum class Kind { load, store, add, word } kind;
+  enum class Kind { load, store, add, word, bulk } kind;
   bool done = false;
   hopper::TensorMapSpec spec{};
   hopper::Coordinates at{};
   int block = 0;
-  std::uint32_t word = 0;  // if it is one
-  int rank = 0;            // of the CTA that `address` and `barrier` belong to
+  std::uint32_t word = 0;      // if it is one
+  const void* from = nullptr;  // of a bulk load
+  int length = 0;              // likewise, bytes
+  int rank = 0;                // of the CTA that `address` and `barrier` belong to
   std::uint32_t address = 0;
   std::uint64_t* barrier = nullptr;
   std::uint32_t phase = 0;  // the barrier's count of completed phases says that this has landed
@@ -251,7 +253,10 @@ struct Cluster::Copy {
   std::uint32_t id = 0;
   double finish = 0;
   bool stores() const { return kind == Kind::store || kind == Kind::add; }
-  int bytes() const { return kind == Kind::word ? int(word_bytes) : int(spec.box_rows) * spec.swizzle_bytes; }
+  bool loads() const { return kind == Kind::load || kind == Kind::bulk; }
+  int bytes() const {
+    return kind == Kind::word ? int(word_bytes) : kind == Kind::bulk ? length : int(spec.box_rows) * spec.swizzle_bytes;
+  }
 };
 
 Cluster::Cluster(const Options& options, int index, int count, int threads, std::size_t shared_bytes, int ctas)
@@ -1085,7 +1090,7 @@ void Cluster::account_alu(double warp_cycles, const char* label) {
 // ---- register fragments
 // ------------------------------------------------------------------------------------------------------
 
-void Cluster::stmatrix(std::uint32_t address, const std::uint32_t* fragment) {
+void Cluster::stmatrix(std::uint32_t address, const std::uint32_t* fragment, bool transposed) {
   yield();
   Rendezvous& warp = *warps_[std::size_t(self().warp())];
   const auto lane = std::size_t(self().lane());
@@ -1098,8 +1103,11 @@ void Cluster::stmatrix(std::uint32_t address, const std::uint32_t* fragment) {
       std::array<int, 32> bank{};
       for (std::size_t row = 0; row < 8; ++row) {
         const std::uint32_t offset = offset_of(rank(), warp.address[8 * matrix + row]);
-        for (std::size_t pair = 0; pair < 4; ++pair)
-          std::memcpy(shared_ + offset + 4 * pair, &warp.fragment[4 * row + pair][matrix], 4);
+        for (std::size_t column = 0; column < 8; ++column) {
+          const std::size_t i = transposed ? column : row, j = transposed ? row : column;
+          const auto bits = std::uint16_t(warp.fragment[4 * i + j / 2][matrix] >> 16 * (j % 2));
+          std::memcpy(shared_ + offset + 2 * column, &bits, 2);
+        }
         ++bank[offset / 4 % 32];
       }
       ++counters_.matrix_phases;
@@ -1172,18 +1180,40 @@ void Cluster::tma_store(const hopper::TensorMap& map, hopper::Coordinates at, st
              .number = ++self().stores});
 }
 
+void Cluster::bulk_load(void* to, const void* from, int bytes, std::uint64_t& barrier) {
+  yield();
+  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0 || bytes <= 0 || bytes % 16 != 0)
+    fail("bulk load of " + to_string(bytes) + " bytes: they must begin at a multiple of 16 bytes and be one");
+  Copy copy{.kind = Copy::Kind::bulk, .rank = rank(), .address = shared_address(to)};
+  copy.spec.name = "a row of numbers";
+  copy.from = from;
+  copy.length = bytes;
+  copy.barrier = &barrier;
+  start_tma(copy);
+  self().time += 4;
+}
+
+void Cluster::wait_for_count(const unsigned& counter, unsigned count) {
+  yield();
+  if (counter != count)
+    fail("a count is " + to_string(counter) + " and should become " + to_string(count) +
+         ", but no earlier CTA is left to raise it");
+}
+
 /// A copy between global memory and the shared memory of the CTA `copy.rank`, by the running thread.
 void Cluster::start_tma(Copy copy) {
   Thread& thread = self();
-  const bool load = copy.kind == Copy::Kind::load;
+  const bool load = copy.loads();
   const string what = string(load ? "TMA load of " : "TMA store of ") + copy.spec.name;
   copy.thread = thread.index;
   copy.id = next_id_++;
   const std::uint32_t bytes = std::uint32_t(copy.bytes());
   check_range(copy.address, bytes, load ? "TMA load" : "TMA store");
-  check_coordinates(copy);
+  if (copy.kind != Copy::Kind::bulk) check_coordinates(copy);
   const std::uint32_t offset = offset_of(copy.rank, copy.address);
-  if (offset % std::uint32_t(8 * copy.spec.swizzle_bytes) != 0)
+  if (copy.kind == Copy::Kind::bulk && offset % chunk_bytes != 0)
+    fail(what + " to " + where(offset) + ": the address must be a multiple of 16 bytes");
+  if (copy.kind != Copy::Kind::bulk && offset % std::uint32_t(8 * copy.spec.swizzle_bytes) != 0)
     fail(what + (load ? " to " : " from ") + where(offset) + ": the address must be a multiple of " +
          to_string(8 * copy.spec.swizzle_bytes) + " bytes, or the swizzle is not the one wgmma expects");
   Region* region = region_at(offset);
@@ -1269,6 +1299,7 @@ void Cluster::apply(Copy& copy) {
   const hopper::TensorMapSpec& spec = copy.spec;
   const std::uint32_t offset = offset_of(copy.rank, copy.address);
   if (copy.kind == Copy::Kind::word) std::memcpy(shared_ + offset, &copy.word, word_bytes);
+  if (copy.kind == Copy::Kind::bulk) std::memcpy(shared_ + offset, copy.from, std::size_t(copy.length));
   const std::int64_t position[4] = {copy.at.feature, copy.at.row, copy.at.head, copy.at.batch};
   for (std::uint32_t row = 0; row < spec.box_rows; ++row) {
     for (std::uint32_t feature = 0; feature < spec.box_features; ++feature) {
@@ -1303,7 +1334,7 @@ void Cluster::apply(Copy& copy) {
   }
   for (std::uint32_t i = offset / chunk_bytes; i < (offset + std::uint32_t(copy.bytes())) / chunk_bytes; ++i) {
     if (copy.stores()) --chunks_[i].async_reads;
-    if (copy.kind == Copy::Kind::load) chunks_[i].loading = 0;
+    if (copy.loads()) chunks_[i].loading = 0;
   }
   const Copy finished = copy;
   wake(&copy, copy.finish);
@@ -1334,7 +1365,7 @@ void Cluster::for_operand_chunks(const Warpgroup& warpgroup, const Product& prod
       for (int depth = 0; depth < 16; depth += 8) at(a.k_major(row, depth), a.swizzle_bytes);
   }
   const Descriptor b(product.b);
-  if (product.a_in_registers) {
+  if (product.b_along_columns) {
     for (int depth = 0; depth < 16; ++depth)
       for (int column = 0; column < product.columns; column += 8) at(b.n_major(depth, column), b.swizzle_bytes);
   } else {
@@ -1383,7 +1414,7 @@ void Cluster::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_
 }
 
 void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float* d, std::uint64_t a,
-                    const std::uint32_t* a_registers, std::uint64_t b) {
+                    const std::uint32_t* a_registers, std::uint64_t b, bool b_along_columns) {
   yield();
   Thread& thread = self();
   Warpgroup& warpgroup = *warpgroups_[std::size_t(thread.warpgroup())];
@@ -1406,12 +1437,14 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float
     product.a = a;
     product.b = b;
     product.a_in_registers = a_registers != nullptr;
+    product.b_along_columns = b_along_columns;
     begin_product(warpgroup, product, std::uint32_t(index + 1));
     warpgroup.products.push_back(std::move(product));
   }
   Product& product = warpgroup.products[index - warpgroup.first];
   if (product.element != element || product.columns != columns || product.accumulate != accumulate || product.b != b ||
-      product.a_in_registers != (a_registers != nullptr) || (!product.a_in_registers && product.a != a))
+      product.b_along_columns != b_along_columns || product.a_in_registers != (a_registers != nullptr) ||
+      (!product.a_in_registers && product.a != a))
     fail("wgmma: the warpgroup's threads disagree about the instruction");
   for (const Product::Need& need : product.needs)
     if (!thread.clock.knows(need.component, need.count)) {
@@ -1506,15 +1539,15 @@ void Cluster::compute(Warpgroup& warpgroup, Product& product) {
         a[row][depth + 1] = value[packed >> 16];
       }
     }
-    for (int k = 0; k < 16; ++k)
-      for (int j = 0; j < n; ++j) b[std::size_t(k * n + j)] = element(b_matrix.n_major(k, j), b_matrix.swizzle_bytes);
   } else {
     const Descriptor a_matrix(product.a);
     for (int i = 0; i < 64; ++i)
       for (int k = 0; k < 16; ++k) a[i][k] = element(a_matrix.k_major(i, k), a_matrix.swizzle_bytes);
-    for (int j = 0; j < n; ++j)
-      for (int k = 0; k < 16; ++k) b[std::size_t(k * n + j)] = element(b_matrix.k_major(j, k), b_matrix.swizzle_bytes);
   }
+  for (int k = 0; k < 16; ++k)
+    for (int j = 0; j < n; ++j)
+      b[std::size_t(k * n + j)] =
+          element(product.b_along_columns ? b_matrix.n_major(k, j) : b_matrix.k_major(j, k), b_matrix.swizzle_bytes);
   for (int i = 0; i < 64; ++i) {
     float* row = shadow.tile.data() + i * n;
     if (!product.accumulate) std::fill(row, row + n, 0.0f);

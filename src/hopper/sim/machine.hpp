@@ -119,21 +119,25 @@ class Cluster {
   void account_exp2();
   void account_alu(double warp_cycles, const char* label);
 
-  void stmatrix(std::uint32_t address, const std::uint32_t* fragment);
+  void stmatrix(std::uint32_t address, const std::uint32_t* fragment, bool transposed);
   void ldmatrix(std::uint32_t address, std::uint32_t* fragment);
 
   /// ctas: a bit for each CTA of the cluster that gets the box.
   void tma_load(std::uint32_t address, const hopper::TensorMap& map, hopper::Coordinates at, std::uint64_t& barrier,
                 unsigned ctas);
   void tma_store(const hopper::TensorMap& map, hopper::Coordinates at, std::uint32_t address, bool add);
+  /// 16-byte aligned bytes of global memory, to 16-byte aligned shared memory.
+  void bulk_load(void* to, const void* from, int bytes, std::uint64_t& barrier);
+  /// Other CTAs of the grid run before this one or after it, so a count that is not reached yet never will be.
+  void wait_for_count(const unsigned& counter, unsigned count);
   void send_word(std::uint32_t& to, std::uint32_t value, std::uint64_t& barrier, int rank);
   void store_commit();
   void store_wait_read(int pending);
 
   void wgmma_fence();
-  /// a_registers: null for SS. accumulate as the instruction's scale-d.
+  /// a_registers: null for SS. accumulate as the instruction's scale-d, b_along_columns as its trans-b.
   void wgmma(hopper::Element element, int columns, bool accumulate, float* d, std::uint64_t a,
-             const std::uint32_t* a_registers, std::uint64_t b);
+             const std::uint32_t* a_registers, std::uint64_t b, bool b_along_columns);
   void wgmma_commit();
   void wgmma_wait(int pending);
   /// After wgmma_wait: this accumulator may be read.

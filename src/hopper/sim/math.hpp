@@ -39,6 +39,19 @@ inline std::uint32_t pack2(float low, float high) {
   }
 }
 
+template <Element element>
+inline void unpack2(std::uint32_t pair, float& low, float& high) {
+  const auto value = [](std::uint32_t bits) {
+    if constexpr (element == Element::f16) {
+      return to_float(Half{std::uint16_t(bits)});
+    } else {
+      return to_float(Bfloat16{std::uint16_t(bits)});
+    }
+  };
+  low = value(pair & 0xffff);
+  high = value(pair >> 16);
+}
+
 inline unsigned atomic_add(unsigned* address, unsigned value) { return std::exchange(*address, *address + value); }
 
 }  // namespace fa3::hopper::inline sim

@@ -24,6 +24,10 @@ inline void tma_reduce_add(const TensorMap& map, Coordinates at, std::uint32_t a
   simulator::Cluster::current().tma_store(map, at, address, true);
 }
 
+inline void load_bytes(void* to, const void* from, int bytes, Mbarrier& barrier) {
+  simulator::Cluster::current().bulk_load(to, from, bytes, barrier.state);
+}
+
 inline void store_commit() { simulator::Cluster::current().store_commit(); }
 
 template <int pending>

@@ -1,0 +1,379 @@
+// The backward pass: FlashAttention-3, appendix B.1. Marks in brackets are the steps of docs/algorithm.md, "The
+// backward pass".
+//
+// One CTA owns B_c keys of one key/value head and keeps their dK and dV in registers, while it visits, for every query
+// head of the group, the blocks of B_r query rows that see them. All scores are transposed: a warpgroup owns 64 keys,
+// so P^T and dS^T of its keys are A operands in its registers of dV and dK. dS also goes to shared memory, where all
+// warpgroups find all of it for dQ = dS K, of which each computes a part and adds it to f32 numbers in global memory.
+// That happens one block late: nobody waits for the dS of the other warpgroup, and the two need not run in step.
+//
+// Inside a warpgroup, block j:
+//
+//   GEMMs       [S(j) = K Q^T][dP(j) = V dO^T]            [dV += P dO][dK += dS Q][dQ(j-1) = dS K]
+//   registers                 [P = exp2(S - LSE)][dS = P * (dP - D)][dS to shared]            [dQ(j-1) to global]
+//   releases                                                          dO(j)     Q(j)          dS(j-1)
+#pragma once
+
+#include "attention/backward_arguments.hpp"
+#include "attention/backward_config.hpp"
+#include "attention/backward_shared.hpp"
+#include "attention/consumer.hpp"
+#include "hopper/hopper.hpp"
+
+namespace fa3::attention {
+inline namespace HOPPER_BACKEND {
+
+/// The order counts tiles from the end, but with a causal mask the first keys are seen by the most rows.
+template <BackwardConfig config>
+HOPPER_FUNCTION auto key_tile(const BackwardArguments& args, int item) {
+  const auto blocks_that_see = [&](int first_key, int keys) {
+    return BlockWalk::of(args.mask.seen_by(first_key), args.mask.seen_by(first_key + keys - 1), config.tile_q, false);
+  };
+  const Tile of_order = args.order.item(item);
+  KeyTile<config.consumer_warpgroups()> tile;
+  tile.first_key = (args.order.row_items - 1) * config.tile_kv - of_order.first_row;
+  tile.kv_head = of_order.head;
+  tile.batch = of_order.batch;
+  const BlockWalk all = blocks_that_see(tile.first_key, config.tile_kv);
+  tile.blocks = {all.begin, all.end};
+  for (int i = 0; i < config.consumer_warpgroups(); ++i) {
+    const BlockWalk own = blocks_that_see(tile.first_key + 64 * i, 64);
+    tile.whole[i] = {own.full_begin, own.full_end};
+  }
+  return tile;
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// Producer: one thread.
+
+template <BackwardConfig config>
+HOPPER_FUNCTION void produce(BackwardShared<config>& shared, const BackwardArguments& args) {
+  Cursor<config.stages> at;
+  int tile_phase = 0;
+  bool statistics_ready = false;
+  for (int item = hopper::cta();; item += hopper::cta_count(), tile_phase ^= 1) {
+    const bool stop = item >= args.order.count();
+    auto tile = key_tile<config>(args, stop ? 0 : item);
+    if (stop) tile.first_key = -1;
+    shared.kv_empty.wait(tile_phase ^ 1);
+    hopper::store_shared(shared.tile, tile);
+    if (stop) {
+      shared.k_full.arrive();
+      break;
+    }
+    const Interval blocks = tile.blocks;
+    // [B2] Load K and V of the tile, V behind the first Q.
+    shared.k_full.arrive_expect_bytes(sizeof(shared.k));
+    hopper::load_tile(shared.k, args.k, {0, tile.first_key, tile.kv_head, tile.batch}, shared.k_full);
+    const auto load_v = [&] {
+      shared.v_full.arrive_expect_bytes(sizeof(shared.v));
+      hopper::load_tile(shared.v, args.v, {0, tile.first_key, tile.kv_head, tile.batch}, shared.v_full);
+    };
+    if (blocks.first == blocks.end) load_v();
+    for (int head = tile.kv_head * args.group; head < (tile.kv_head + 1) * args.group; ++head) {
+      const float* const statistics =
+          args.statistics + (std::int64_t(tile.batch) * args.heads + head) * args.blocks * (2 * config.tile_q);
+      // [B3] Load Q with its rows' statistics, and dO, through the rings.
+      for (int block = blocks.first; block < blocks.end; ++block, ++at) {
+        const int row = block * config.tile_q;
+        shared.q_empty[at.stage].wait(at.phase ^ 1);
+        shared.q_full[at.stage].arrive_expect_bytes(sizeof(shared.q[0]) + sizeof(shared.statistics[0]));
+        hopper::load_tile(shared.q[at.stage], args.q, {0, row, head, tile.batch}, shared.q_full[at.stage]);
+        if (head == tile.kv_head * args.group && block == blocks.first) load_v();
+        if (!statistics_ready) hopper::wait_for_previous_grid();  // which wrote them, and zeros to dQ
+        statistics_ready = true;
+        hopper::load_bytes(&shared.statistics[at.stage], statistics + std::int64_t(block) * (2 * config.tile_q),
+                           sizeof(shared.statistics[0]), shared.q_full[at.stage]);
+        shared.d_o_empty[at.stage].wait(at.phase ^ 1);
+        shared.d_o_full[at.stage].arrive_expect_bytes(sizeof(shared.d_o[0]));
+        hopper::load_tile(shared.d_o[at.stage], args.d_o, {0, row, head, tile.batch}, shared.d_o_full[at.stage]);
+      }
+    }
+  }
+  if (!statistics_ready) hopper::wait_for_previous_grid();
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// Consumers: each warpgroup owns 64 keys of the tile.
+
+/// P and dS are 0 where the row does not see the key, whatever stood there: in columns [begin, begin + 64) of the
+/// block, whose rows begin at first_row. Key r of the thread is first_key + 8 r.
+template <int begin, int columns>
+HOPPER_FUNCTION void hide(hopper::Accumulator<columns>& p, hopper::Accumulator<columns>& ds, const Mask& mask,
+                          int first_key, int first_row) {
+  HOPPER_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const Interval rows = mask.seen_by(first_key + 8 * r);
+    const int first = first_row + begin;
+    const std::uint32_t word = visible_word({rows.first - first, rows.end - first}, 2 * (hopper::lane() % 4));
+    HOPPER_UNROLL
+    for (int j = 0; j < 8; ++j) {
+      HOPPER_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const int i = begin / 2 + 4 * j + 2 * r + e;
+        const bool visible = (word >> (2 * j + e)) & 1;
+        p.value[i] = visible ? p.value[i] : 0.0f;
+        ds.value[i] = visible ? ds.value[i] : 0.0f;
+      }
+    }
+  }
+}
+
+template <BackwardConfig config>
+class BackwardConsumer {
+ public:
+  HOPPER_FUNCTION BackwardConsumer(BackwardShared<config>& shared, const BackwardArguments& args, int warpgroup)
+      : shared_(shared),
+        args_(args),
+        warpgroup_(warpgroup),
+        warp_key_(64 * warpgroup + 16 * hopper::warp_of_warpgroup()) {}
+
+  HOPPER_FUNCTION void run() {
+    for (int tile_phase = 0;; tile_phase ^= 1) {
+      shared_.k_full.wait(tile_phase);
+      if (hopper::load_shared(shared_.tile.first_key) < 0) return;
+      shared_.v_full.wait(tile_phase);
+      differentiate();
+    }
+  }
+
+ private:
+  static constexpr hopper::Element element = config.element;
+  static constexpr DqLayout layout = dq_layout(config);
+  using S = hopper::Accumulator<config.tile_q>;  // 64 keys x B_r, f32; and dP
+  using P = hopper::OperandA<config.tile_q>;     // 64 keys x B_r, 16 bits; and dS
+  using Dk = hopper::Accumulator<config.d>;      // 64 keys x d, f32
+  using Dv = hopper::Accumulator<config.d_v>;
+  using Dq = hopper::Accumulator<layout.part_columns>;  // 64 rows x this warpgroup's columns
+
+  HOPPER_FUNCTION void differentiate() {
+    Dk dk{};
+    Dv dv{};
+    int block = hopper::load_shared(shared_.tile.blocks).first;
+    if (block < hopper::load_shared(shared_.tile.blocks).end) {
+      int heads = args_.group;
+      dq_place_ = place_of(block);
+      step<true>(block, dk, dv);
+      HOPPER_NO_UNROLL
+      for (;;) {
+        const Interval blocks = hopper::load_shared(shared_.tile.blocks);
+        // On to this block's dQ, which the next step computes.
+        int ahead = 1;
+        if (++block == blocks.end) {
+          if (--heads == 0) break;
+          block = blocks.first;
+          ahead += args_.blocks - (blocks.end - blocks.first);
+        }
+        step<false>(block, dk, dv);
+        dq_place_ += std::int64_t(ahead) * layout.block_floats();
+      }
+      last_dq();
+      hopper::wgmma_wait<0>(dk, dv);
+      store_dv(dv);
+      // dK goes over K, which the other warpgroups' dQ read.
+      shared_.ds_empty[before(at_).stage].wait(before(at_).phase);
+    } else {
+      store_dv(dv);
+    }
+    store_dk(dk);
+  }
+
+  struct Pair {
+    float value[2];
+  };
+  /// Of the two rows that are this thread's columns 8 j + {0, 1}.
+  HOPPER_FUNCTION static Pair pair_of(const float (&of_row)[config.tile_q], int j) {
+    return hopper::load_shared(*reinterpret_cast<const Pair*>(of_row + 8 * j + 2 * (hopper::lane() % 4)));
+  }
+
+  /// Columns [begin, begin + 64).
+  template <int begin>
+  HOPPER_FUNCTION static void pack(P& to, const S& from) {
+    HOPPER_UNROLL
+    for (int column = begin; column < begin + 64; column += 16) {
+      std::uint32_t fragment[4];
+      pack16<element>(fragment, from, column);
+      HOPPER_UNROLL
+      for (int i = 0; i < 4; ++i) to.value[column / 4 + i] = fragment[i];
+    }
+  }
+
+  /// P = exp2(S - LSE) and dS = P * (dP - D), 0 where masked, of 64 columns of the block, and both in 16 bits.
+  template <int begin>
+  HOPPER_FUNCTION void weigh(S& s, S& dp, P& p, P& ds, const auto& statistics, bool edge, int block) const {
+    HOPPER_UNROLL
+    for (int j = begin / 8; j < begin / 8 + 8; ++j) {
+      const Pair minus_lse = pair_of(statistics.minus_lse, j), d = pair_of(statistics.d, j);
+      HOPPER_UNROLL
+      for (int i = 4 * j; i < 4 * j + 4; ++i) {
+        s.value[i] = hopper::exp2(hopper::fma(s.value[i], args_.scale_log2, minus_lse.value[i % 2]));
+        dp.value[i] = s.value[i] * (dp.value[i] - d.value[i % 2]);
+      }
+    }
+    if (edge)
+      hide<begin>(s, dp, args_.mask, hopper::load_shared(shared_.tile.first_key) + warp_key_ + hopper::lane() / 4,
+                  block * config.tile_q);
+    pack<begin>(p, s);
+    pack<begin>(ds, dp);
+  }
+
+  /// One block.
+  template <bool first>
+  HOPPER_FUNCTION void step(int block, Dk& dk, Dv& dv) {
+    const int stage = at_.stage;
+    const auto& statistics = shared_.statistics[stage];
+    S s, dp;
+    P p, ds;
+    // [B4] S = K Q^T and dP = V dO^T.
+    shared_.q_full[stage].wait(at_.phase);
+    hopper::issue_abt<element>(s, shared_.k, 64 * hopper::recompute(warpgroup_), shared_.q[stage]);
+    hopper::wgmma_commit();
+    shared_.d_o_full[stage].wait(at_.phase);
+    hopper::issue_abt<element>(dp, shared_.v, 64 * hopper::recompute(warpgroup_), shared_.d_o[stage]);
+    hopper::wgmma_commit();
+    // [B5] P = exp2(S - LSE) and dS = P * (dP - D), 0 where masked.
+    const Interval whole = hopper::load_shared(shared_.tile.whole[warpgroup_]);
+    const bool edge = block < whole.first || block >= whole.end;
+    hopper::wgmma_wait<0>(s, dp);
+    weigh<0>(s, dp, p, ds, statistics, edge, block);
+    if constexpr (config.tile_q == 128) weigh<64>(s, dp, p, ds, statistics, edge, block);
+    // [B6] dV += P^T dO.
+    hopper::issue_ab<element>(dv, p, shared_.d_o[stage]);
+    hopper::wgmma_commit();
+    // [B7] dS to shared memory.
+    share_ds(ds);
+    // [B8] dK += dS^T Q.
+    hopper::issue_ab<element>(dk, ds, shared_.q[stage]);
+    hopper::wgmma_commit();
+    // [B9] dQ of the block before.
+    Dq dq;
+    if constexpr (!first) issue_dq(dq);
+    hopper::wgmma_wait<first ? 1 : 2>();
+    release(shared_.d_o_empty[stage]);
+    hopper::wgmma_wait<first ? 0 : 1>();
+    release(shared_.q_empty[stage]);
+    if constexpr (!first) finish_dq(dq);
+    ++at_;
+  }
+
+  HOPPER_FUNCTION void share_ds(const P& ds) {
+    shared_.ds_empty[at_.stage].wait(at_.phase ^ 1);
+    const int warp_key = hopper::recompute(warp_key_);
+    HOPPER_UNROLL
+    for (int row = 0; row < config.tile_q; row += 16) {
+      const std::uint32_t fragment[4] = {ds.value[row / 4], ds.value[row / 4 + 1], ds.value[row / 4 + 2],
+                                         ds.value[row / 4 + 3]};
+      hopper::store_matrix_transposed(shared_.ds[at_.stage], row, warp_key, fragment);
+    }
+    hopper::fence_async_shared();
+    release(shared_.ds_full[at_.stage]);
+  }
+
+  /// This warpgroup's part of dQ = dS K.
+  HOPPER_FUNCTION void issue_dq(Dq& dq) {
+    const Cursor<config.stages> at = before(at_);
+    shared_.ds_full[at.stage].wait(at.phase);
+    hopper::issue_ab<element>(dq, shared_.ds[at.stage], layout.split_rows ? 64 * warpgroup_ : 0, shared_.k,
+                              layout.split_rows ? 0 : layout.part_columns * warpgroup_);
+    hopper::wgmma_commit();
+  }
+  HOPPER_FUNCTION void finish_dq(Dq& dq) {
+    hopper::wgmma_wait<0>(dq);
+    release(shared_.ds_empty[before(at_).stage]);
+    // [B10] Add it to what other keys give; deterministic: after the tiles of earlier keys.
+    if constexpr (config.deterministic) {
+      // All tiles of earlier keys see the rows that this one sees.
+      const int earlier = hopper::load_shared(shared_.tile.first_key) / config.tile_kv;
+      if (hopper::elect_one()) hopper::wait_for_count(*turn_of_dq(), unsigned(earlier));
+      hopper::warp_sync();
+    }
+    HOPPER_UNROLL
+    for (int j = 0; j < layout.part_columns / 8; ++j) {
+      const float four[4] = {dq.value[4 * j], dq.value[4 * j + 1], dq.value[4 * j + 2], dq.value[4 * j + 3]};
+      hopper::add_to_global(dq_place_ + 512 * j, four);
+    }
+    if constexpr (config.deterministic) {
+      hopper::warp_sync();
+      if (hopper::elect_one()) hopper::raise_count(*turn_of_dq());
+    }
+  }
+  /// How many tiles have added to what this warp adds to.
+  HOPPER_FUNCTION unsigned* turn_of_dq() const {
+    const std::int64_t floats = dq_place_ - args_.dq;
+    return args_.turns + floats / (64 * layout.part_columns) * 4 + floats / 128 % 4;
+  }
+  /// The buffer of the block before.
+  HOPPER_FUNCTION static Cursor<config.stages> before(Cursor<config.stages> at) {
+    if (at.stage == 0) return {config.stages - 1, at.phase ^ 1};
+    return {at.stage - 1, at.phase};
+  }
+
+  /// [B11] The last block's.
+  HOPPER_FUNCTION void last_dq() {
+    Dq dq;
+    issue_dq(dq);
+    finish_dq(dq);
+  }
+  /// This thread's first four numbers of its warpgroup's part of a block of dQ, of the group's first head.
+  HOPPER_FUNCTION float* place_of(int block) const {
+    const auto tile = hopper::load_shared(shared_.tile);
+    const std::int64_t sequence = std::int64_t(tile.batch) * args_.heads + tile.kv_head * args_.group;
+    return args_.dq + (sequence * args_.blocks + block) * layout.block_floats() +
+           warpgroup_ * (64 * layout.part_columns) + 4 * (32 * hopper::warp_of_warpgroup() + hopper::lane());
+  }
+
+  /// [B12] dV and softmax_scale * dK in 16 bits to global memory. A warpgroup's rows of V are read by its own dP only.
+  HOPPER_FUNCTION void store_dv(const Dv& dv) { store(shared_.v, dv, args_.dv); }
+  HOPPER_FUNCTION void store_dk(Dk& dk) {
+    HOPPER_UNROLL
+    for (int i = 0; i < config.d / 2; ++i) dk.value[i] *= args_.scale;
+    store(shared_.k, dk, args_.dk);
+    if (hopper::lane() == 0) hopper::store_wait_read<0>();
+    release(shared_.kv_empty);
+  }
+  HOPPER_FUNCTION void store(auto& staged, const auto& gradient, const hopper::TensorMap& map) {
+    const auto tile = hopper::load_shared(shared_.tile);
+    const int warp_key = hopper::recompute(warp_key_);
+    stage_rows<element>(staged, warp_key, gradient);
+    if (hopper::lane() == 0) {
+      hopper::store_rows(map, {0, tile.first_key + warp_key, tile.kv_head, tile.batch}, staged, warp_key);
+      hopper::store_commit();
+    }
+  }
+
+  BackwardShared<config>& shared_;
+  const BackwardArguments& args_;
+  const int warpgroup_;
+  const int warp_key_;         // the warp's first key in the tile
+  Cursor<config.stages> at_;   // Q, dO, dS of this block
+  float* dq_place_ = nullptr;  // of the block before, as place_of()
+};
+
+// --------------------------------------------------------------------------------------------------------------------
+// The kernel body: the role split.
+
+template <BackwardConfig config>
+HOPPER_FUNCTION void backward(BackwardShared<config>& shared, const BackwardArguments& args) {
+  const int warpgroup = hopper::warpgroup();
+  const bool leader = warpgroup == 0 && hopper::warp_of_warpgroup() == 0 && hopper::elect_one();
+  if (leader) {
+    if (args.blocks > 0) {
+      hopper::prefetch(args.q);
+      hopper::prefetch(args.d_o);
+    }
+    hopper::prefetch(args.k);
+    hopper::prefetch(args.v);
+    shared.init_barriers();
+  }
+  hopper::cta_sync();
+  if (warpgroup == 0) {
+    hopper::release_registers<config.producer_registers()>();
+    if (leader) produce(shared, args);
+  } else {
+    hopper::claim_registers<config.consumer_registers()>();
+    BackwardConsumer<config>(shared, args, warpgroup - 1).run();
+  }
+}
+
+}  // namespace HOPPER_BACKEND
+}  // namespace fa3::attention

@@ -1,0 +1,64 @@
+// The runtime half of the backward kernels' description. Plain C++; passed by value to the kernels.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/backward_config.hpp"
+#include "attention/mask.hpp"
+#include "attention/tile_order.hpp"
+#include "hopper/tensor_map.hpp"
+
+namespace fa3::attention {
+
+inline constexpr int row_threads = 256;              // of a CTA of the kernels before and after
+inline constexpr int rows_of_cta = row_threads / 4;  // before: a quad has a row
+
+/// A tensor as ordinary loads and stores see it: strides of batch, head and row in elements, features contiguous.
+struct Rows {
+  std::uint16_t* data;
+  std::int64_t stride[3];
+  bool aligned;  // every eight features lie at a multiple of 16 bytes
+};
+
+/// Before the main kernel: what it needs of every query row, and a dQ of zeros.
+struct BeforeBackwardArguments {
+  Rows d_o, o;
+  const float* lse;
+  std::int64_t lse_stride[3];  // batch, head, row
+  // -LSE of the main kernel is (ratio_high + ratio_low) * LSE, rounded once.
+  float ratio_high, ratio_low;
+  int heads, sequences;  // sequences = heads * batch
+  int seqlen_q, d_v;
+  int blocks;  // of tile_q rows in a sequence
+  DqLayout layout;
+  float* statistics;  // written: by sequence and block, tile_q times -LSE in base 2, then tile_q times D
+  float* dq;          // zeroed: DqLayout by sequence and block
+  unsigned* turns;    // zeroed, if not null
+  std::int64_t turn_count;
+};
+
+struct BackwardArguments {
+  // Boxes of tile_q (q, d_o), tile_kv (k, v) and 16 rows (dk, dv).
+  hopper::TensorMap q, d_o, k, v, dk, dv;
+  const float* statistics;
+  float* dq;
+  // Deterministic: who may add to a block of dQ, a count for each warp that adds to it. Null: everybody at once.
+  unsigned* turns;
+  int blocks;  // of tile_q rows in a sequence
+  int heads, group;
+  Mask mask;
+  TileOrder order;   // of the key tiles; it counts them from the end
+  float scale;       // softmax_scale
+  float scale_log2;  // softmax_scale * log2(e), of either sign
+};
+
+/// After the main kernel: dQ to 16 bits.
+struct AfterBackwardArguments {
+  const float* dq;
+  Rows out;
+  int heads, sequences, seqlen_q, d, blocks;
+  DqLayout layout;
+  float scale;
+};
+
+}  // namespace fa3::attention

@@ -1,0 +1,60 @@
+// The compile-time choices of one backward kernel, and how it lays out what it leaves in the workspace. As in
+// config.hpp, a value is here only if it must be known at compile time.
+#pragma once
+
+#include "hopper/element.hpp"
+#include "hopper/shared_tile.hpp"
+
+namespace fa3::attention {
+
+struct BackwardConfig {
+  hopper::Element element;
+  int d;        // features of Q, K, dQ, dK: a multiple of 16
+  int d_v;      // features of V, O, dO, dV: likewise
+  int tile_q;   // B_r: query rows of a block, 64 or 128
+  int tile_kv;  // B_c: keys of a CTA, 64 per consumer warpgroup
+  int stages;   // depth of the rings of Q, dO and dS
+  // Tiles add to dQ in the order of their keys, so that every run gives the same bits.
+  bool deterministic;
+
+  constexpr bool operator==(const BackwardConfig&) const = default;
+
+  constexpr int consumer_warpgroups() const { return tile_kv / 64; }
+  constexpr int threads() const { return 128 * (1 + consumer_warpgroups()); }
+  // As in ForwardConfig: 168 x 384 = 40 x 128 + 232 x 256.
+  constexpr int producer_registers() const { return 40; }
+  constexpr int consumer_registers() const { return 232; }
+  constexpr int registers() const {
+    return 128 * (producer_registers() + consumer_warpgroups() * consumer_registers());
+  }
+
+  constexpr bool valid() const {
+    return d % 16 == 0 && d_v % 16 == 0 && d <= 128 && d_v <= 128 && (tile_q == 64 || tile_q == 128) &&
+           tile_kv == 128 && stages >= 2;
+  }
+};
+
+/// Where the kernels keep dQ in f32: blocks of `rows` query rows, each in the order in which the accumulators of the
+/// consumer warpgroups hold it, so that a warp adds 512 contiguous bytes at a time. Every warpgroup has a part of the
+/// block: 64 rows, or all rows and some columns. A part is groups of eight columns; a group is 128 threads; a thread's
+/// four numbers are rows r and r + 8 of two neighbouring columns (hopper::Accumulator).
+struct DqLayout {
+  int rows;  // of a block
+  int parts;
+  bool split_rows;   // among the parts; else the columns
+  int part_columns;  // a multiple of 32
+
+  constexpr int block_floats() const { return parts * part_columns * 64; }
+};
+
+constexpr DqLayout dq_layout(const BackwardConfig& config) {
+  const int parts = config.consumer_warpgroups();
+  const bool split_rows = config.tile_q == 64 * parts;
+  const int columns = hopper::stored_columns(config.d);
+  return {config.tile_q, parts, split_rows, split_rows ? config.d : columns / parts};
+}
+
+/// Counts of a block in a deterministic run: one for each warp that adds to it.
+constexpr int turns_of_block(const DqLayout& layout) { return 4 * layout.parts; }
+
+}  // namespace fa3::attention

@@ -1,0 +1,137 @@
+// What stands before and after the main kernel of the backward pass, row by row of Q. Marks in brackets are the steps
+// of docs/algorithm.md, "The backward pass".
+#pragma once
+
+#include <limits>
+
+#include "attention/backward_arguments.hpp"
+#include "hopper/hopper.hpp"
+
+namespace fa3::attention {
+inline namespace HOPPER_BACKEND {
+
+/// Eight 16-bit features.
+struct alignas(16) EightFeatures {
+  std::uint32_t pair[4];
+};
+
+HOPPER_FUNCTION EightFeatures load_eight(const std::uint16_t* from, bool aligned) {
+  EightFeatures eight;
+  if (aligned) return *reinterpret_cast<const EightFeatures*>(from);
+  HOPPER_UNROLL
+  for (int i = 0; i < 4; ++i) eight.pair[i] = from[2 * i] | std::uint32_t(from[2 * i + 1]) << 16;
+  return eight;
+}
+HOPPER_FUNCTION void store_eight(std::uint16_t* to, const EightFeatures& eight, bool aligned) {
+  if (aligned) {
+    *reinterpret_cast<EightFeatures*>(to) = eight;
+    return;
+  }
+  HOPPER_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    to[2 * i] = std::uint16_t(eight.pair[i]);
+    to[2 * i + 1] = std::uint16_t(eight.pair[i] >> 16);
+  }
+}
+
+HOPPER_FUNCTION std::uint16_t* row_of(const Rows& tensor, int batch, int head, int row) {
+  return tensor.data + batch * tensor.stride[0] + head * tensor.stride[1] + row * tensor.stride[2];
+}
+
+/// Index of this thread in its CTA.
+HOPPER_FUNCTION int thread_of_cta() {
+  return 128 * hopper::warpgroup() + 32 * hopper::warp_of_warpgroup() + hopper::lane();
+}
+
+/// [B1] Statistics of rows_of_cta rows of padded sequences (blocks * layout.rows rows each): D = rowsum(dO * O), and
+/// -LSE in base 2. Rows without keys and those of the padding get -inf, so that P = 0. Zeroes dQ of the same rows.
+template <hopper::Element element>
+HOPPER_FUNCTION void before_backward(const BeforeBackwardArguments& args) {
+  hopper::let_next_grid_start();
+  const int thread = thread_of_cta();
+  const std::int64_t padded = std::int64_t(hopper::cta()) * rows_of_cta + thread / 4;
+  const std::int64_t block = padded / args.layout.rows;  // of all sequences
+  const int sequence = int(block / args.blocks), within = int(padded % args.layout.rows);
+  const int row = int(block % args.blocks) * args.layout.rows + within;
+  float sum = 0, minus_lse = -std::numeric_limits<float>::infinity();
+  if (row < args.seqlen_q) {
+    const int batch = sequence / args.heads, head = sequence % args.heads;
+    const float lse = args.lse[batch * args.lse_stride[0] + head * args.lse_stride[1] + row * args.lse_stride[2]];
+    if (lse != -std::numeric_limits<float>::infinity()) {
+      if (lse != std::numeric_limits<float>::infinity())
+        minus_lse = hopper::fma(lse, args.ratio_high, lse * args.ratio_low);
+      const std::uint16_t* const d_o = row_of(args.d_o, batch, head, row);
+      const std::uint16_t* const o = row_of(args.o, batch, head, row);
+      for (int feature = 8 * (thread % 4); feature < args.d_v; feature += 32) {
+        const EightFeatures a = load_eight(d_o + feature, args.d_o.aligned),
+                            b = load_eight(o + feature, args.o.aligned);
+        HOPPER_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          float a_low, a_high, b_low, b_high;
+          hopper::unpack2<element>(a.pair[i], a_low, a_high);
+          hopper::unpack2<element>(b.pair[i], b_low, b_high);
+          sum = hopper::fma(a_low, b_low, sum);
+          sum = hopper::fma(a_high, b_high, sum);
+        }
+      }
+    }
+  }
+  sum = hopper::quad_sum(sum);
+  if (thread % 4 == 0) {
+    float* const statistics = args.statistics + block * (2 * args.layout.rows) + within;
+    statistics[0] = minus_lse;
+    statistics[args.layout.rows] = sum;
+  }
+
+  struct alignas(16) Four {
+    float value[4];
+  };
+  const int fours = args.layout.block_floats() / args.layout.rows * rows_of_cta / 4;  // of this CTA's rows
+  Four* const dq = reinterpret_cast<Four*>(args.dq) + std::int64_t(hopper::cta()) * fours;
+  for (int i = thread; i < fours; i += row_threads) dq[i] = Four{};
+  if (args.turns != nullptr)
+    for (std::int64_t i = std::int64_t(hopper::cta()) * row_threads + thread; i < args.turn_count;
+         i += std::int64_t(hopper::cta_count()) * row_threads)
+      args.turns[i] = 0;
+}
+
+/// [B13] One block of dQ in 16 bits, times softmax_scale. A thread reads the 64 bytes in which a quad has left eight
+/// columns of two rows.
+template <hopper::Element element>
+HOPPER_FUNCTION void after_backward(const AfterBackwardArguments& args) {
+  hopper::wait_for_previous_grid();
+  const DqLayout& layout = args.layout;
+  const int sequence = hopper::cta() / args.blocks, first_row = hopper::cta() % args.blocks * layout.rows;
+  const int batch = sequence / args.heads, head = sequence % args.heads;
+  const float* const block = args.dq + std::int64_t(hopper::cta()) * layout.block_floats();
+  const int groups = layout.part_columns / 8;
+  for (int i = thread_of_cta(); i < layout.block_floats() / 16; i += row_threads) {
+    // From the lowest digit: four groups, the quad, the other groups, the warp, the part. So a warp reads pieces of 512
+    // bytes and writes pieces of 64.
+    int rest = i / 32;
+    const int quad = i / 4 % 8, group = 4 * (rest % (groups / 4)) + i % 4;
+    rest /= groups / 4;
+    const int warp = rest % 4, part = rest / 4;
+    const float* const from = block + ((part * groups + group) * 128 + 32 * warp + 4 * quad) * 4;
+    EightFeatures out[2];
+    HOPPER_UNROLL
+    for (int lane = 0; lane < 4; ++lane) {
+      struct alignas(16) Four {
+        float value[4];
+      };
+      const Four four = *reinterpret_cast<const Four*>(from + 4 * lane);
+      HOPPER_UNROLL
+      for (int r = 0; r < 2; ++r)
+        out[r].pair[lane] = hopper::pack2<element>(four.value[2 * r] * args.scale, four.value[2 * r + 1] * args.scale);
+    }
+    const int column = (layout.split_rows ? 0 : part * layout.part_columns) + 8 * group;
+    const int row = first_row + (layout.split_rows ? 64 * part : 0) + 16 * warp + quad;
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r)
+      if (row + 8 * r < args.seqlen_q && column < args.d)
+        store_eight(row_of(args.out, batch, head, row + 8 * r) + column, out[r], args.out.aligned);
+  }
+}
+
+}  // namespace HOPPER_BACKEND
+}  // namespace fa3::attention

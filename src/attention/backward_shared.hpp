@@ -1,0 +1,94 @@
+// The backward kernel's shared memory: tiles, barriers, and who does what to each barrier.
+#pragma once
+
+#include "attention/backward_config.hpp"
+#include "attention/mask.hpp"
+#include "hopper/hopper.hpp"
+
+namespace fa3::attention {
+inline namespace HOPPER_BACKEND {
+
+/// The keys of a CTA: [first_key, first_key + tile_kv) of a key/value head. Consumers read it from shared memory
+/// whenever they need some of it, and keep their registers for accumulators.
+template <int warpgroups>
+struct KeyTile {
+  int first_key;  // -1: no more tiles
+  int kv_head, batch;
+  Interval blocks;             // of query rows, those that see some of the keys
+  Interval whole[warpgroups];  // those of which every row sees all of the warpgroup's keys
+};
+
+/// The ledger. A waiter of a "full" barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh
+/// barrier grants.
+///
+///   barrier     arrivals per phase          waiter      meaning
+///   k_full      1 + bytes (producer)        consumers   the tile's K and its KeyTile record have landed; v_full
+///   likewise kv_empty    1 per consumer warp         producer    dK and dV, staged over K and V, have left, the record
+///   is read q_full      1 + bytes (producer)        consumers   Q block of this stage and its rows' statistics have
+///   landed q_empty     1 per consumer warp         producer    they may be overwritten d_o_full    1 + bytes
+///   (producer)        consumers   dO block of this stage has landed d_o_empty   1 per consumer warp         producer
+///   it may be overwritten ds_full     1 per consumer warp         consumers   all of a block's dS has been written
+///   ds_empty    1 per consumer warp         consumers   all warpgroups have read it for dQ
+template <BackwardConfig config>
+struct BackwardShared {
+  static constexpr int consumer_warps = 4 * config.consumer_warpgroups();
+  struct alignas(16) Statistics {
+    float minus_lse[config.tile_q];  // in base 2; -inf, so that P = 0, in rows that see no key
+    float d[config.tile_q];          // rowsum(dO * O)
+  };
+
+  hopper::SharedTile<config.tile_kv, config.d> k;    // dK is staged over it
+  hopper::SharedTile<config.tile_kv, config.d_v> v;  // and dV over this
+  hopper::SharedTile<config.tile_q, config.d> q[config.stages];
+  hopper::SharedTile<config.tile_q, config.d_v> d_o[config.stages];
+  hopper::SharedTile<config.tile_q, config.tile_kv> ds[config.stages];  // as many as of Q: then one cursor serves
+  Statistics statistics[config.stages];
+  KeyTile<config.consumer_warpgroups()> tile;
+  hopper::Mbarrier k_full, v_full, kv_empty;
+  hopper::Mbarrier q_full[config.stages], q_empty[config.stages];
+  hopper::Mbarrier d_o_full[config.stages], d_o_empty[config.stages];
+  hopper::Mbarrier ds_full[config.stages], ds_empty[config.stages];
+
+  /// visit(name, index, object) for every buffer and barrier.
+  template <class Visit>
+  void for_each_named(Visit&& visit) {
+    const auto all = [&](const char* name, auto& array) {
+      for (auto& object : array) visit(name, int(&object - array), object);
+    };
+    visit("k", 0, k);
+    visit("v", 0, v);
+    all("q", q);
+    all("d_o", d_o);
+    all("ds", ds);
+    all("statistics", statistics);
+    visit("tile", 0, tile);
+    visit("k_full", 0, k_full);
+    visit("v_full", 0, v_full);
+    visit("kv_empty", 0, kv_empty);
+    all("q_full", q_full);
+    all("q_empty", q_empty);
+    all("d_o_full", d_o_full);
+    all("d_o_empty", d_o_empty);
+    all("ds_full", ds_full);
+    all("ds_empty", ds_empty);
+  }
+
+  /// By one thread, before the roles split.
+  HOPPER_FUNCTION void init_barriers() {
+    k_full.init(1);
+    v_full.init(1);
+    kv_empty.init(consumer_warps);
+    for (int i = 0; i < config.stages; ++i) {
+      q_full[i].init(1);
+      q_empty[i].init(consumer_warps);
+      d_o_full[i].init(1);
+      d_o_empty[i].init(consumer_warps);
+      ds_full[i].init(consumer_warps);
+      ds_empty[i].init(consumer_warps);
+    }
+    hopper::fence_barrier_init();
+  }
+};
+
+}  // namespace HOPPER_BACKEND
+}  // namespace fa3::attention

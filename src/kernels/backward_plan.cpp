@@ -1,0 +1,127 @@
+#include "kernels/backward_plan.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "error.hpp"
+
+namespace fa3::kernels {
+namespace {
+
+attention::Rows rows_of(const TensorRef& tensor) {
+  const auto whole = [&](int i) { return tensor.stride[std::size_t(i)] % 8 == 0; };
+  return {static_cast<std::uint16_t*>(tensor.data),
+          {tensor.stride[0], tensor.stride[2], tensor.stride[1]},
+          reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && whole(0) && whole(1) && whole(2)};
+}
+
+}  // namespace
+
+BackwardPlan plan_backward(const BackwardProblem& problem, int row) {
+  BackwardPlan plan;
+  plan.row = row < 0 ? select_backward_row(problem.dtype, problem.d, problem.d_v, problem.deterministic) : row;
+  const std::string dims = "d = " + std::to_string(problem.d) + ", d_v = " + std::to_string(problem.d_v);
+  if (plan.row < 0) throw Error(FA3_NOT_SUPPORTED, "no backward kernel for this dtype with " + dims);
+  plan.config = backward_rows[plan.row].config;
+  if (!fits(plan.config, problem.dtype, problem.d, problem.d_v))
+    throw Error(FA3_INVALID_ARGUMENT,
+                std::string("row ") + backward_rows[plan.row].name + " does not fit " + dims + " and this dtype");
+  if (plan.config.deterministic != problem.deterministic)
+    throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + backward_rows[plan.row].name +
+                                          (problem.deterministic ? " is not" : " is") + " deterministic");
+  check_lengths(problem);
+  const std::int64_t sequences = problem.heads * problem.batch;
+  // The kernel before the main one has a CTA for every 64 rows.
+  check_tiles("heads * ceil(seqlen_q", problem.seqlen_q, attention::rows_of_cta, sequences);
+  check_tiles("kv_heads * ceil(seqlen_k", problem.seqlen_k, plan.config.tile_kv, problem.kv_heads * problem.batch);
+  plan.blocks = int((problem.seqlen_q + plan.config.tile_q - 1) / plan.config.tile_q);
+  plan.key_tiles = int((problem.seqlen_k + plan.config.tile_kv - 1) / plan.config.tile_kv);
+
+  const attention::DqLayout layout = attention::dq_layout(plan.config);
+  const std::int64_t blocks = sequences * plan.blocks;
+  const auto reserve = [&](std::int64_t bytes) {
+    const std::size_t offset = plan.workspace_bytes;
+    plan.workspace_bytes += align(std::size_t(bytes));
+    return offset;
+  };
+  plan.statistics = reserve(blocks * 2 * plan.config.tile_q * std::int64_t(sizeof(float)));
+  plan.dq = reserve(blocks * layout.block_floats() * std::int64_t(sizeof(float)));
+  plan.turn_count = problem.deterministic ? blocks * attention::turns_of_block(layout) : 0;
+  plan.turns = reserve(plan.turn_count * std::int64_t(sizeof(unsigned)));
+  plan.d_o = stage("d_o", problem.d_o, plan.workspace_bytes);
+  plan.q = stage("q", problem.q, plan.workspace_bytes);
+  plan.k = stage("k", problem.k, plan.workspace_bytes);
+  plan.v = stage("v", problem.v, plan.workspace_bytes);
+  plan.dk = stage("dk", problem.dk, plan.workspace_bytes);
+  plan.dv = stage("dv", problem.dv, plan.workspace_bytes);
+  return plan;
+}
+
+BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& plan, void* workspace, int sm_count,
+                               TensorMapEncoder encode) {
+  const auto place = [&](std::size_t offset) { return static_cast<unsigned char*>(workspace) + offset; };
+  for (StagedTensor* staged : {&plan.d_o, &plan.q, &plan.k, &plan.v, &plan.dk, &plan.dv})
+    if (staged->copied) staged->tensor.data = place(staged->offset);
+  const BackwardConfig& config = plan.config;
+  const attention::DqLayout layout = attention::dq_layout(config);
+  float* const statistics = reinterpret_cast<float*>(place(plan.statistics));
+  float* const dq = reinterpret_cast<float*>(place(plan.dq));
+  unsigned* const turns = plan.turn_count > 0 ? reinterpret_cast<unsigned*>(place(plan.turns)) : nullptr;
+  const int heads = int(problem.heads), sequences = int(problem.heads * problem.batch);
+  const int kv_sequences = int(problem.kv_heads * problem.batch);
+  const double log2_e = 1.4426950408889634;
+  const float scale = problem.softmax_scale, scale_log2 = float(scale * log2_e);
+  // LSE in base 2 is LSE * scale_log2 / scale: as S * scale_log2 is off by the rounding of scale_log2, so is it.
+  const double ratio = scale == 0 ? -log2_e : -double(scale_log2) / scale;
+
+  BackwardLaunch launch{};
+  attention::BeforeBackwardArguments& before = launch.before;
+  before.d_o = rows_of(plan.d_o.tensor);
+  before.o = rows_of(problem.o);
+  before.lse = problem.lse;
+  std::copy(problem.lse_stride.begin(), problem.lse_stride.end(), before.lse_stride);
+  before.ratio_high = float(ratio);
+  before.ratio_low = float(ratio - double(before.ratio_high));
+  before.heads = heads;
+  before.sequences = sequences;
+  before.seqlen_q = int(problem.seqlen_q);
+  before.d_v = int(problem.d_v);
+  before.blocks = plan.blocks;
+  before.layout = layout;
+  before.statistics = statistics;
+  before.dq = dq;
+  before.turns = turns;
+  before.turn_count = plan.turn_count;
+
+  attention::BackwardArguments& main = launch.main;
+  main.q = tensor_map("Q", plan.q.tensor, config.element, config.tile_q, encode);
+  main.d_o = tensor_map("dO", plan.d_o.tensor, config.element, config.tile_q, encode);
+  main.k = tensor_map("K", plan.k.tensor, config.element, config.tile_kv, encode);
+  main.v = tensor_map("V", plan.v.tensor, config.element, config.tile_kv, encode);
+  main.dk = tensor_map("dK", plan.dk.tensor, config.element, 16, encode);
+  main.dv = tensor_map("dV", plan.dv.tensor, config.element, 16, encode);
+  main.statistics = statistics;
+  main.dq = dq;
+  main.turns = turns;
+  main.blocks = plan.blocks;
+  main.heads = heads;
+  main.group = int(problem.group());
+  main.mask = {int(problem.seqlen_q), int(problem.seqlen_k), problem.causal};
+  // Head by head, whose Q, dO and dQ then stay in L2; with a causal mask the last heads together, longest tiles first.
+  if (plan.key_tiles > 0)
+    main.order = attention::make_tile_order(config.tile_kv, plan.key_tiles, int(problem.kv_heads), kv_sequences, 1,
+                                            problem.causal ? sm_count - problem.sm_margin : 0);
+  main.scale = scale;
+  main.scale_log2 = scale_log2;
+
+  launch.after = {
+      dq, rows_of(problem.dq), heads, sequences, int(problem.seqlen_q), int(problem.d), plan.blocks, layout, scale};
+
+  launch.before_ctas = int(std::int64_t(sequences) * plan.blocks * config.tile_q / attention::rows_of_cta);
+  const int tiles = plan.key_tiles * kv_sequences;
+  launch.main_ctas = problem.sm_margin > 0 ? cta_count(tiles, 1, sm_count, problem.sm_margin) : tiles;
+  launch.after_ctas = sequences * plan.blocks;
+  return launch;
+}
+
+}  // namespace fa3::kernels

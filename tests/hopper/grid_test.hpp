@@ -1,0 +1,118 @@
+// What CTAs do with each other by way of global memory, and bulk loads from it.
+#pragma once
+
+#include "values.hpp"
+
+namespace fa3::hopper_test {
+
+class Grid : public MachineTest {};
+INSTANTIATE_TEST_SUITE_P(, Grid, modes(), ModeName());
+
+/// Every thread of every CTA adds four numbers to each of some places, neighbouring threads to the same ones.
+struct AddToGlobal {
+  static constexpr int threads = 128, places = 48;
+  struct Arguments {
+    float* sum;  // 4 x places
+  };
+  struct Shared {};
+  HOPPER_FUNCTION static void run(Shared&, const Arguments& args) {
+    for (int i = 0; i < places; ++i) {
+      const float four[4] = {1.0f, float(rank()), float(hopper::cta()), float(i)};
+      hopper::add_to_global(args.sum + 4 * ((i + rank()) % places), four);
+    }
+  }
+};
+
+TEST_P(Grid, AddsFourNumbersAtATime) {
+  constexpr int ctas = 5, threads = AddToGlobal::threads, places = AddToGlobal::places;
+  Buffer<float> sum(4 * places, 0.5f);
+  launch<AddToGlobal>({sum.data()}, ctas);
+  std::vector<float> expected(4 * places, 0.5f);
+  for (int cta = 0; cta < ctas; ++cta)
+    for (int thread = 0; thread < threads; ++thread)
+      for (int i = 0; i < places; ++i) {
+        float* const at = expected.data() + 4 * ((i + thread) % places);
+        at[0] += 1;
+        at[1] += float(thread);
+        at[2] += float(cta);
+        at[3] += float(i);
+      }
+  EXPECT_EQ(sum.read(), expected);
+}
+
+/// CTAs change a number one after the other; a warp of each waits for its turn and passes it on.
+struct Turns {
+  static constexpr int threads = 128;
+  struct Arguments {
+    unsigned* count;
+    std::uint32_t* number;  // 32 of them, each changed by a lane
+  };
+  struct Shared {};
+  HOPPER_FUNCTION static void run(Shared&, const Arguments& args) {
+    if (hopper::warp_of_warpgroup() != 2) return;
+    if (hopper::elect_one()) hopper::wait_for_count(*args.count, unsigned(hopper::cta()));
+    hopper::warp_sync();
+    volatile std::uint32_t& mine = args.number[hopper::lane()];
+    mine = 3 * mine + std::uint32_t(hopper::cta());
+    hopper::warp_sync();
+    if (hopper::elect_one()) hopper::raise_count(*args.count);
+  }
+};
+
+TEST_P(Grid, TakesTurnsInTheOrderOfTheCtas) {
+  constexpr int ctas = 40;
+  Buffer<unsigned> count(1, 0u);
+  Buffer<std::uint32_t> number(32, 1u);
+  launch<Turns>({count.data(), number.data()}, ctas);
+  std::uint32_t expected = 1;
+  for (int cta = 0; cta < ctas; ++cta) expected = 3 * expected + std::uint32_t(cta);
+  EXPECT_EQ(number.read(), std::vector<std::uint32_t>(32, expected));
+  EXPECT_EQ(count.read()[0], unsigned(ctas));
+}
+
+/// Rows of numbers through a ring of two buffers.
+struct BulkRing {
+  static constexpr int threads = 128, stages = 2, chunks = 24;
+  struct Arguments {
+    const Chunk* from;
+    int rows;
+    Chunk* to;
+  };
+  struct Shared {
+    Chunk row[stages][chunks];
+    hopper::Mbarrier full[stages], empty[stages];
+  };
+  HOPPER_FUNCTION static void run(Shared& shared, const Arguments& args) {
+    if (rank() == 0) {
+      for (int i = 0; i < stages; ++i) {
+        shared.full[i].init(1);
+        shared.empty[i].init(threads);
+      }
+      hopper::fence_barrier_init();
+    }
+    hopper::cta_sync();
+    for (int i = 0; i < args.rows; ++i) {
+      const int stage = i % stages, phase = i / stages % 2;
+      if (rank() == 0) {
+        shared.empty[stage].wait(phase ^ 1);
+        shared.full[stage].arrive_expect_bytes(16 * chunks);
+        hopper::load_bytes(shared.row[stage], args.from + i * chunks, 16 * chunks, shared.full[stage]);
+      }
+      shared.full[stage].wait(phase);
+      if (rank() < chunks) args.to[i * chunks + rank()] = hopper::load_shared(shared.row[stage][rank()]);
+      shared.empty[stage].arrive();
+    }
+  }
+};
+
+TEST_P(Grid, LoadsBytes) {
+  constexpr int rows = 7;
+  std::vector<Chunk> chunk(std::size_t(rows * BulkRing::chunks));
+  for (std::size_t i = 0; i < chunk.size(); ++i)
+    for (std::size_t word = 0; word < 4; ++word) chunk[i].word[word] = pattern(4 * i + word);
+  Buffer<Chunk> from(chunk), to(chunk.size(), Chunk{});
+  launch<BulkRing>({from.data(), rows, to.data()});
+  expect_equal(to.read(), chunk);
+}
+
+}  // namespace fa3::hopper_test
