@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <tuple>
 #include <vector>
 
 #include "cpu/float_arrays.hpp"
@@ -93,7 +94,7 @@ class Backward {
         load(p_.k, batch, first_key + j, kv_head, scratch.b + j * block.d_width);
         load(p_.v, batch, first_key + j, kv_head, scratch.b_v + j * block.v_width);
       }
-      transpose(block, columns, scratch);
+      transpose(block, scratch);
       simd_.differentiate_queries(block);
     }
     for (int r = 0; r < rows; ++r) {
@@ -134,7 +135,7 @@ class Backward {
         load(p_.q, batch, row, h, q);
         load(p_.d_o, batch, row, h, d_o);
       }
-      transpose(block, columns, scratch);
+      transpose(block, scratch);
       simd_.differentiate_keys(block);
     }
     for (int j = 0; j < keys; ++j) {
@@ -199,11 +200,11 @@ class Backward {
     for (std::int64_t c = 0; c < tensor.shape[3]; ++c) to[c] = from_float<T>(factor * sums[c]);
   }
 
-  void transpose(const GradientBlock& block, int columns, Scratch& scratch) const {
-    for (int j = 0; j < columns; ++j) {
-      for (int c = 0; c < block.d; ++c) scratch.b_transposed[c * tile_k + j] = scratch.b[j * block.d_width + c];
-      for (int c = 0; c < block.d_v; ++c) scratch.b_v_transposed[c * tile_k + j] = scratch.b_v[j * block.v_width + c];
-    }
+  static void transpose(const GradientBlock& block, Scratch& scratch) {
+    for (const auto& [from, width, features, to] : {std::tuple{scratch.b, block.d_width, block.d, scratch.b_transposed},
+                                                    {scratch.b_v, block.v_width, block.d_v, scratch.b_v_transposed}})
+      for (int c = 0; c < features; ++c)
+        for (int j = 0; j < tile_k; ++j) to[c * tile_k + j] = from[j * width + c];
   }
 
   const BackwardProblem& p_;
