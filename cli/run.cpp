@@ -209,13 +209,13 @@ int run(const RunOptions& options) {
     verdict = check::judge(problem, sample_rows(problem), check::host_threads());
   }
   fmt::print("error against fp64, {} of {} rows: O {:.2g} ({:.2g} allowed), LSE {:.2g}\n", verdict.rows, rows,
-             verdict.o_error, verdict.o_allowed, verdict.lse_error);
+             verdict.o.error, verdict.o.allowed, verdict.lse_error);
   if (expected) {
     const double off = difference(problem, *expected);
     fmt::print("difference from {}: {:.2g}\n", expected->source, off);
-    if (verdict.passed && !(off <= verdict.o_allowed))
+    if (verdict.passed && !(off <= verdict.o.allowed))
       verdict.fail(
-          fmt::format("O is off by {:.3g} from {}; {:.3g} is allowed", off, expected->source, verdict.o_allowed));
+          fmt::format("O is off by {:.3g} from {}; {:.3g} is allowed", off, expected->source, verdict.o.allowed));
   }
   if (!verdict.passed) throw Error(FA3_INTERNAL, "the result is wrong, nothing was written: " + verdict.message);
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <tuple>
 #include <vector>
 
 #include "cpu/float_arrays.hpp"
@@ -77,11 +76,18 @@ class Backward {
         visible[r] = 0;
         lse_[at] = std::numeric_limits<float>::infinity();
       }
-      const T* o = features<const T>(p_.o, batch, row, h);
-      double delta = 0;
-      for (std::int64_t c = 0; c < p_.d_v; ++c) delta += double(scratch.a_v[r * p_.d_v + c]) * double(to_float(o[c]));
-      delta_[at] = float(delta);
     }
+    for (int first = 0; first < rows; first += tile_k) {  // D
+      const int n = std::min(tile_k, rows - first);
+      for (int r = 0; r < n; ++r) {
+        const std::int64_t row = first_row + first + r;
+        load(p_.o, batch, row / p_.group(), head(kv_head, row), scratch.b_v + r * block.v_width);
+      }
+      transpose(scratch.b_v, block.v_width, block.d_v, scratch.b_v_transposed);
+      simd_.dot_rows(scratch.a_v + first * block.d_v, scratch.b_v_transposed, n, block.d_v, scratch.p,
+                     delta_.data() + packed_index(batch, kv_head, first_row + first));
+    }
+    clear(block);
 
     const std::int64_t keys = *std::max_element(visible.begin(), visible.begin() + rows);
     for (std::int64_t first_key = 0; first_key < keys; first_key += tile_k) {
@@ -110,6 +116,7 @@ class Backward {
     const std::int64_t kv_head = index / tiles % p_.kv_heads, batch = index / tiles / p_.kv_heads;
     const int keys = int(std::min<std::int64_t>(tile_rows, p_.seqlen_k - first_key));
     GradientBlock block = block_in(scratch, keys);
+    clear(block);
     for (int j = 0; j < keys; ++j) {
       load(p_.k, batch, first_key + j, kv_head, scratch.a + j * p_.d);
       load(p_.v, batch, first_key + j, kv_head, scratch.a_v + j * p_.d_v);
@@ -157,31 +164,32 @@ class Backward {
     return p_.causal ? p_.group() * std::max<std::int64_t>(0, key - (p_.seqlen_k - p_.seqlen_q)) : 0;
   }
 
-  /// Everything but the queries' LSE and D; the sums at zero.
+  /// Everything but the queries' LSE and D.
   GradientBlock block_in(Scratch& scratch, int rows) const {
-    const GradientBlock block{.rows = rows,
-                              .d = int(p_.d),
-                              .d_v = int(p_.d_v),
-                              .d_width = int(round_up(p_.d, max_lanes)),
-                              .v_width = int(round_up(p_.d_v, max_lanes)),
-                              .scale = p_.softmax_scale,
-                              .begin = scratch.begin.data(),
-                              .end = scratch.end.data(),
-                              .lse = nullptr,
-                              .delta = nullptr,
-                              .a = scratch.a,
-                              .a_v = scratch.a_v,
-                              .b_transposed = scratch.b_transposed,
-                              .b_v_transposed = scratch.b_v_transposed,
-                              .b = scratch.b,
-                              .b_v = scratch.b_v,
-                              .p = scratch.p,
-                              .ds = scratch.ds,
-                              .sums = scratch.sums,
-                              .sums_v = scratch.sums_v};
-    std::fill_n(scratch.sums, rows * block.d_width, 0.0f);
-    std::fill_n(scratch.sums_v, rows * block.v_width, 0.0f);
-    return block;
+    return GradientBlock{.rows = rows,
+                         .d = int(p_.d),
+                         .d_v = int(p_.d_v),
+                         .d_width = int(round_up(p_.d, max_lanes)),
+                         .v_width = int(round_up(p_.d_v, max_lanes)),
+                         .scale = p_.softmax_scale,
+                         .begin = scratch.begin.data(),
+                         .end = scratch.end.data(),
+                         .lse = nullptr,
+                         .delta = nullptr,
+                         .a = scratch.a,
+                         .a_v = scratch.a_v,
+                         .b_transposed = scratch.b_transposed,
+                         .b_v_transposed = scratch.b_v_transposed,
+                         .b = scratch.b,
+                         .b_v = scratch.b_v,
+                         .p = scratch.p,
+                         .ds = scratch.ds,
+                         .sums = scratch.sums,
+                         .sums_v = scratch.sums_v};
+  }
+  static void clear(const GradientBlock& block) {
+    std::fill_n(block.sums, block.rows * block.d_width, 0.0f);
+    std::fill_n(block.sums_v, block.rows * block.v_width, 0.0f);
   }
 
   static void load(const TensorRef& tensor, std::int64_t batch, std::int64_t token, std::int64_t head, float* to) {
@@ -201,10 +209,12 @@ class Backward {
   }
 
   static void transpose(const GradientBlock& block, Scratch& scratch) {
-    for (const auto& [from, width, features, to] : {std::tuple{scratch.b, block.d_width, block.d, scratch.b_transposed},
-                                                    {scratch.b_v, block.v_width, block.d_v, scratch.b_v_transposed}})
-      for (int c = 0; c < features; ++c)
-        for (int j = 0; j < tile_k; ++j) to[c * tile_k + j] = from[j * width + c];
+    transpose(scratch.b, block.d_width, block.d, scratch.b_transposed);
+    transpose(scratch.b_v, block.v_width, block.d_v, scratch.b_v_transposed);
+  }
+  static void transpose(const float* from, int width, int features, float* to) {
+    for (int c = 0; c < features; ++c)
+      for (int j = 0; j < tile_k; ++j) to[c * tile_k + j] = from[j * width + c];
   }
 
   const BackwardProblem& p_;

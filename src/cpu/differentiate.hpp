@@ -1,4 +1,4 @@
-// The vector kernel of the backward pass: P from LSE, dS, and the products with them, for one block of rows and
+// The vector kernels of the backward pass: P from LSE, dS, and the products with them, for one block of rows and
 // columns. See multiply.hpp for how it is compiled.
 #include "cpu/gradient_block.hpp"
 #include "cpu/multiply.hpp"
@@ -77,6 +77,16 @@ void differentiate_block(const GradientBlock& block) {
 }  // namespace
 
 namespace FA3_SIMD {
+
+// The diagonal of a b: more than is needed, but each sum is rounded exactly as one of dP is.
+void dot_rows(const float* a, const float* b, int rows, int width, float* products, float* dots) {
+  int row = 0;
+  for (; row + row_tile <= rows; row += row_tile) {
+    multiply_scores<row_tile>(a + row * width, width, b, products + row * tile_k);
+  }
+  for (; row < rows; ++row) multiply_scores<1>(a + row * width, width, b, products + row * tile_k);
+  for (row = 0; row < rows; ++row) dots[row] = products[row * tile_k + row];
+}
 
 void differentiate_queries(const GradientBlock& block) { differentiate_block<false>(block); }
 void differentiate_keys(const GradientBlock& block) { differentiate_block<true>(block); }

@@ -11,6 +11,9 @@ namespace fa3::cpu {
 /// An instruction set: its name and its vector kernels.
 struct Simd {
   const char* name;
+  // dots[r] = the product of a[r][width] and column r of b[width][tile_k], r < rows <= tile_k; products[rows][tile_k]
+  // may hold anything. Rounded as the kernels below round dO V: where a row of O is one of V, D and dP cancel exactly.
+  void (*dot_rows)(const float* a, const float* b, int rows, int width, float* products, float* dots);
   void (*attend)(const KeyBlock& block);                      // lets a tile attend to one more block of keys
   void (*differentiate_queries)(const GradientBlock& block);  // adds what one block of keys gives to dQ of a tile
   void (*differentiate_keys)(const GradientBlock& block);  // adds what one block of queries gives to dK, dV of a tile

@@ -162,6 +162,18 @@ TEST(CpuBackward, HugeScoresGiveNoInfinity) {
   }
 }
 
+// P is 1 and O is V: dP and D cancel to the last bit, whatever the instruction set.
+TEST(CpuBackward, ARowWithOneKeyHasNoGradientInQ) {
+  for (const std::int64_t d_v : {8, 40, 128}) {
+    GradientCase c({.heads = 2, .kv_heads = 1, .seqlen_q = 130, .seqlen_k = 1, .d = 16, .d_v = d_v, .dtype = FA3_F32});
+    c.prepare(reference::forward(c.problem));
+    for (const cpu::Simd& simd : cpu::usable_simds()) {
+      run(c, simd);
+      AttentionCase::for_each(c.dq, [&](auto b, auto s, auto h, auto i) { ASSERT_EQ(c.get(c.dq, b, s, h, i), 0); });
+    }
+  }
+}
+
 TEST(CpuBackward, RowsWithoutKeys) {
   GradientCase c({.heads = 2, .kv_heads = 1, .seqlen_q = 150, .seqlen_k = 3, .d = 16, .d_v = 8, .causal = true});
   for (int row = 0; row < 147; row += 10) {  // what they hold does not matter
