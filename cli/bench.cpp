@@ -1,8 +1,9 @@
-// fa3 bench: times the forward pass over a grid of shapes; docs/benchmarks.md has the format of the result.
+// fa3 bench: times a pass over a grid of shapes; docs/benchmarks.md has the format of the result.
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -13,6 +14,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <random>
+#include <vector>
 
 #include "check/device.hpp"
 #include "common.hpp"
@@ -30,9 +32,11 @@ struct BenchOptions {
   std::vector<int64_t> d, seqlen;
   std::vector<std::string> dtype;
   int64_t d_v = 0, batch = 0, heads = 0, kv_heads = 0;  // 0: d, or from the grid
-  bool causal = false, full = false, peers = false;
+  bool causal = false, full = false, peers = false, deterministic = false;
   std::optional<int> sm_margin;
-  std::string mode = "short", device = "auto", out, lib, plot;
+  std::string op = "forward", mode = "short", device = "auto", out, lib, plot;
+
+  bool backward() const { return op == "backward"; }
 };
 
 struct Cell {
@@ -40,8 +44,10 @@ struct Cell {
   int64_t d, d_v, seqlen, batch, heads, kv_heads;
   bool causal;
 
-  double flops() const {
-    return 2.0 * double(seqlen) * double(seqlen) * double(d + d_v) * double(heads) * double(batch) / (causal ? 2 : 1);
+  /// Of the forward pass; the backward pass counts as 2.5 times that, as in the paper.
+  double flops(bool backward) const {
+    return (backward ? 5.0 : 2.0) * double(seqlen) * double(seqlen) * double(d + d_v) * double(heads) * double(batch) /
+           (causal ? 2 : 1);
   }
 };
 
@@ -75,31 +81,82 @@ struct Timed {
   double seconds;
 };
 
-Timed time_cell(const Cell& c, Device device, int sm_margin, double budget_seconds) {
-  std::mt19937_64 random(1);
-  const auto shape = [&](int64_t heads, int64_t d) { return std::array<int64_t, 4>{c.batch, c.seqlen, heads, d}; };
-  const auto elements = [&](int64_t heads, int64_t d) { return c.batch * c.seqlen * heads * d; };
-  const check::Buffer q_memory = normal_tensor(device, c.dtype, elements(c.heads, c.d), random),
-                      k_memory = normal_tensor(device, c.dtype, elements(c.kv_heads, c.d), random),
-                      v_memory = normal_tensor(device, c.dtype, elements(c.kv_heads, c.d_v), random),
-                      o_memory(device, std::size_t(elements(c.heads, c.d_v)) * element_bytes(c.dtype));
-  const Dtype type = static_cast<Dtype>(c.dtype);
-  const ConstTensor q(q_memory.data(), shape(c.heads, c.d), type, device),
-      k(k_memory.data(), shape(c.kv_heads, c.d), type, device),
-      v(v_memory.data(), shape(c.kv_heads, c.d_v), type, device);
-  const Tensor o(o_memory.data(), shape(c.heads, c.d_v), type, device);
-  const ForwardOptions options{c.causal, {}, sm_margin};
-  std::size_t bytes = 0;
-  if (const Status s = forward_workspace_size(q, k, v, o, {}, options, bytes); !s) throw Error(s.code(), s.message());
-  const check::Buffer workspace(device, bytes);
-  const Progress progress("timing");
-  const auto work = [&](fa3_stream stream) {
-    return forward(q, k, v, o, {}, options, Workspace{workspace.data(), workspace.bytes()}, stream);
-  };
-  return {kernel_name({device}, q, k, v, o, {}, options), check::time_work(device, work, budget_seconds).seconds};
-}
+/// Random tensors of a cell on the device, and its passes over them.
+class CellTensors {
+ public:
+  CellTensors(const Cell& c, Device device, int sm_margin, bool deterministic)
+      : cell_(c),
+        device_(device),
+        forward_options_{c.causal, {}, sm_margin},
+        backward_options_{c.causal, {}, deterministic, sm_margin} {}
+
+  Timed time_forward(double budget_seconds) {
+    const ConstTensor q = normal(cell_.heads, cell_.d), k = normal(cell_.kv_heads, cell_.d),
+                      v = normal(cell_.kv_heads, cell_.d_v);
+    const Tensor o = output(cell_.heads, cell_.d_v);
+    const check::Buffer workspace = forward_workspace(q, k, v, o, {});
+    return {kernel_name({device_}, q, k, v, o, {}, forward_options_), time(budget_seconds, [&](fa3_stream stream) {
+              return forward(q, k, v, o, {}, forward_options_, Workspace{workspace.data(), workspace.bytes()}, stream);
+            })};
+  }
+
+  /// With O and LSE of the forward pass, which is not timed.
+  Timed time_backward(double budget_seconds) {
+    const ConstTensor q = normal(cell_.heads, cell_.d), k = normal(cell_.kv_heads, cell_.d),
+                      v = normal(cell_.kv_heads, cell_.d_v), d_o = normal(cell_.heads, cell_.d_v);
+    const Tensor o = output(cell_.heads, cell_.d_v), dq = output(cell_.heads, cell_.d),
+                 dk = output(cell_.kv_heads, cell_.d), dv = output(cell_.kv_heads, cell_.d_v);
+    const check::Buffer lse_memory(device_, std::size_t(cell_.batch * cell_.heads * cell_.seqlen) * sizeof(float));
+    const RowTensor lse(lse_memory.data(), {cell_.batch, cell_.heads, cell_.seqlen}, Dtype::f32, device_);
+    {
+      const check::Buffer workspace = forward_workspace(q, k, v, o, lse);
+      check::require(check::run_and_wait(device_, [&](fa3_stream stream) {
+        return forward(q, k, v, o, lse, forward_options_, Workspace{workspace.data(), workspace.bytes()}, stream);
+      }));
+    }
+    std::size_t bytes = 0;
+    check::require(backward_workspace_size(d_o, q, k, v, o, lse, dq, dk, dv, backward_options_, bytes));
+    const char* kernel = nullptr;
+    check::require(backward_kernel(d_o, q, k, v, o, lse, dq, dk, dv, backward_options_, kernel));
+    const check::Buffer workspace(device_, bytes);
+    return {kernel, time(budget_seconds, [&](fa3_stream stream) {
+              return backward(d_o, q, k, v, o, lse, dq, dk, dv, backward_options_,
+                              Workspace{workspace.data(), workspace.bytes()}, stream);
+            })};
+  }
+
+ private:
+  std::array<int64_t, 4> shape(int64_t heads, int64_t d) const { return {cell_.batch, cell_.seqlen, heads, d}; }
+  int64_t elements(int64_t heads, int64_t d) const { return cell_.batch * cell_.seqlen * heads * d; }
+  ConstTensor normal(int64_t heads, int64_t d) {
+    memory_.push_back(normal_tensor(device_, cell_.dtype, elements(heads, d), random_));
+    return ConstTensor(memory_.back().data(), shape(heads, d), static_cast<Dtype>(cell_.dtype), device_);
+  }
+  Tensor output(int64_t heads, int64_t d) {
+    memory_.emplace_back(device_, std::size_t(elements(heads, d)) * element_bytes(cell_.dtype));
+    return Tensor(memory_.back().data(), shape(heads, d), static_cast<Dtype>(cell_.dtype), device_);
+  }
+  check::Buffer forward_workspace(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
+                                  const std::optional<RowTensor>& lse) const {
+    std::size_t bytes = 0;
+    check::require(forward_workspace_size(q, k, v, o, lse, forward_options_, bytes));
+    return check::Buffer(device_, bytes);
+  }
+  double time(double budget_seconds, const check::Work& work) const {
+    const Progress progress("timing");
+    return check::time_work(device_, work, budget_seconds).seconds;
+  }
+
+  Cell cell_;
+  Device device_;
+  ForwardOptions forward_options_;
+  BackwardOptions backward_options_;
+  std::mt19937_64 random_{1};
+  std::vector<check::Buffer> memory_;
+};
 
 int bench(const BenchOptions& options) {
+  if (options.deterministic && !options.backward()) throw UsageError("--deterministic is for --op backward");
   const Device device = usable_device(options.device);
   if (!options.out.empty()) check_writable(options.out);
   nlohmann::ordered_json result = {
@@ -109,17 +166,21 @@ int bench(const BenchOptions& options) {
       {"compiler", FA3_COMPILER},
       {"ceilings", nlohmann::json::object()},
       {"rows", nlohmann::json::array()}};
-  fmt::print("{}\n{:<6} {:>4} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<17} {:>10} {:>9}\n", device_text({device}),
-             "dtype", "d", "d_v", "mask", "seqlen", "batch", "heads", "kv_heads", "kernel", "ms", "TFLOP/s");
+  fmt::print("{}, {}{}\n{:<6} {:>4} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<17} {:>10} {:>9}\n", device_text({device}),
+             options.op, options.deterministic ? ", deterministic" : "", "dtype", "d", "d_v", "mask", "seqlen", "batch",
+             "heads", "kv_heads", "kernel", "ms", "TFLOP/s");
   for (const Cell& c : cells_of(options, device)) {
     const int sm_margin = device == Device::cuda ? options.sm_margin.value_or(0) : 0;
-    const auto [kernel, seconds] = time_cell(c, device, sm_margin, options.mode == "long" ? 2.0 : 0.12);
-    const double tflops = c.flops() / seconds * 1e-12;
+    CellTensors tensors(c, device, sm_margin, options.deterministic);
+    const double budget_seconds = options.mode == "long" ? 2.0 : 0.12;
+    const auto [kernel, seconds] =
+        options.backward() ? tensors.time_backward(budget_seconds) : tensors.time_forward(budget_seconds);
+    const double tflops = c.flops(options.backward()) / seconds * 1e-12;
     fmt::print("{:<6} {:>4} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<17} {:>10.3f} {:>9.4g}\n", dtype_name(c.dtype), c.d,
                c.d_v, c.causal ? "causal" : "full", c.seqlen, c.batch, c.heads, c.kv_heads, kernel, seconds * 1e3,
                tflops);
     std::fflush(stdout);
-    result["rows"].push_back({{"op", "forward"},
+    result["rows"].push_back({{"op", options.op},
                               {"dtype", dtype_name(c.dtype)},
                               {"d", c.d},
                               {"causal", c.causal},
@@ -133,6 +194,7 @@ int bench(const BenchOptions& options) {
                               {"peers", nlohmann::json::object()}});
     if (c.d_v != c.d) result["rows"].back()["d_v"] = c.d_v;
     if (sm_margin != 0) result["rows"].back()["sm_margin"] = sm_margin;
+    if (options.deterministic) result["rows"].back()["deterministic"] = true;
   }
   if (options.out.empty()) return exit_ok;
   write_text(options.out, result.dump(1) + '\n');
@@ -182,6 +244,7 @@ int bench_plot(const BenchOptions& options) {
 
 /// Times fa3 beside its peers in one process.
 int bench_with_peers(const BenchOptions& options) {
+  if (options.deterministic && !options.backward()) throw UsageError("--deterministic is for --op backward");
   const fs::path here = command_directory();
   const fs::path lib = options.lib.empty() ? find("libfa3.so (--lib)", {here / ".." / "src" / "libfa3.so",
                                                                         here / ".." / FA3_INSTALL_LIBDIR / "libfa3.so"})
@@ -191,6 +254,7 @@ int bench_with_peers(const BenchOptions& options) {
     if (!value.empty()) words.insert(words.end(), {name, value});
   };
   const auto number = [](int64_t n) { return n ? std::to_string(n) : std::string(); };
+  add("--op", options.op);
   add("--out", options.out);
   add("--device", usable_device(options.device) == Device::cuda ? "cuda" : "cpu");
   add("--dtype", fmt::format("{}", fmt::join(options.dtype, ",")));
@@ -203,6 +267,7 @@ int bench_with_peers(const BenchOptions& options) {
   add("--sm-margin", number(options.sm_margin.value_or(0)));
   if (options.causal) words.push_back("--causal");
   if (options.full) words.push_back("--full");
+  if (options.deterministic) words.push_back("--deterministic");
   become_python(words);
 }
 
@@ -210,10 +275,15 @@ int bench_with_peers(const BenchOptions& options) {
 
 void add_bench(CLI::App& app, Action& action) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* command = app.add_subcommand("bench", "Time the forward pass over a grid of shapes");
+  CLI::App* command = app.add_subcommand("bench", "Time a pass over a grid of shapes");
   command->footer(
       "The default grid is 16,384 tokens, hidden size 2048; on the cpu 1024 tokens, hidden size 256.\n"
-      "TFLOP/s count 2 * seqlen^2 * (d + d_v) * heads * batch operations, half of that if causal.");
+      "TFLOP/s count 2 * seqlen^2 * (d + d_v) * heads * batch operations, half of that if causal; 2.5 times\n"
+      "that for the backward pass.");
+  command->add_option("--op", options->op, "forward or backward; default forward")
+      ->option_text("PASS")
+      ->check(CLI::IsMember({"forward", "backward"}));
+  command->add_flag("--deterministic", options->deterministic, "With --op backward: the same bits in every run");
   command->add_option("--d", options->d, "Head dims; default: the grid's (64, 128, 256)")
       ->option_text("N,..")
       ->delimiter(',')

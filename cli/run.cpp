@@ -6,7 +6,10 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 
 #include "check/device.hpp"
@@ -15,6 +18,7 @@
 #include "dtype.hpp"
 #include "error.hpp"
 #include "npy.hpp"
+#include "reference/backward.hpp"
 #include "simulate/forward.hpp"
 
 namespace fa3::cli {
@@ -25,12 +29,23 @@ using Shape = std::array<int64_t, 4>;
 
 struct RunOptions {
   std::string npz, q, k, v, out, lse, expected, dtype, device = "auto";
-  bool causal = false;
+  std::string d_o, o;  // of the backward pass
+  bool causal = false, backward = false, deterministic = false;
   std::optional<float> scale;
   std::optional<int> sm_margin;
 };
 
 constexpr const char* names[] = {"q", "k", "v"};
+
+/// That `array` is [batch, seqlen, heads, d] or without the first, as q is. `whole`: what they are together.
+void check_rank(const Array& array, const char* name, const Array& q, const char* whole) {
+  if (array.shape.size() != 3 && array.shape.size() != 4)
+    throw FileError(fmt::format("{}: {} has shape {}; it must be [batch, seqlen, heads, d] or [seqlen, heads, d]",
+                                array.source, name, array.shape_text()));
+  if (array.shape.size() != q.shape.size())
+    throw FileError(fmt::format("{}: {} has shape {}, but q has {}; {} have a batch dimension or none", array.source,
+                                name, array.shape_text(), q.shape_text(), whole));
+}
 
 std::vector<Array> load(const RunOptions& options) {
   const std::string* files[] = {&options.q, &options.k, &options.v};
@@ -46,15 +61,7 @@ std::vector<Array> load(const RunOptions& options) {
         throw UsageError(fmt::format("--{} is missing; give --q, --k and --v, or one .npz file", names[i]));
     for (const std::string* file : files) arrays.push_back(load_npy(*file));
   }
-  for (int i = 0; i < 3; ++i) {
-    const Array& array = arrays[std::size_t(i)];
-    if (array.shape.size() != 3 && array.shape.size() != 4)
-      throw FileError(fmt::format("{}: {} has shape {}; it must be [batch, seqlen, heads, d] or [seqlen, heads, d]",
-                                  array.source, names[i], array.shape_text()));
-    if (array.shape.size() != arrays[0].shape.size())
-      throw FileError(fmt::format("{}: {} has shape {}, but q has {}; all three have a batch dimension or none",
-                                  array.source, names[i], array.shape_text(), arrays[0].shape_text()));
-  }
+  for (int i = 0; i < 3; ++i) check_rank(arrays[std::size_t(i)], names[i], arrays[0], "all three");
   return arrays;
 }
 
@@ -89,6 +96,12 @@ int64_t sample_rows(const ForwardProblem& p) {
   return std::max<int64_t>(2, int64_t(1e9 / per_row));
 }
 
+/// The same for the backward pass: rows of dQ, and again rows of dK and dV.
+int64_t gradient_sample(const BackwardProblem& p) {
+  const double per_row = 1000 + 8.0 * double(p.d + p.d_v) * double(std::max(p.seqlen_k, p.seqlen_q * p.group()));
+  return std::max<int64_t>(2, int64_t(5e8 / per_row));
+}
+
 /// Largest |O - expected|; `o` is dense.
 double difference(const ForwardProblem& p, const Array& expected) {
   double largest = 0;
@@ -103,6 +116,38 @@ double difference(const ForwardProblem& p, const Array& expected) {
     }
   });
   return largest;
+}
+
+/// Says what was read, and gives it in `dtype`; the array's own data is dropped.
+std::vector<std::byte> convert_input(const char* name, Array& array, fa3_dtype dtype) {
+  fmt::print("{}: {} {} from {}{}\n", name, array.shape_text(), file_dtype_name(array.dtype), array.source,
+             std::string(file_dtype_name(array.dtype)) == dtype_name(dtype)
+                 ? ""
+                 : fmt::format(", converted to {}", dtype_name(dtype)));
+  std::vector<std::byte> converted = convert(array, dtype);
+  array.data = {};
+  return converted;
+}
+
+/// What a result has to be written as: .npy has no bf16, f32 holds its values exactly.
+fa3_dtype file_dtype(fa3_dtype dtype) { return dtype == FA3_F16 ? FA3_F16 : FA3_F32; }
+std::vector<std::byte> for_file(const std::string& path, fa3_dtype dtype, const std::vector<int64_t>& shape,
+                                std::vector<std::byte> data) {
+  if (dtype != FA3_BF16) return data;
+  return convert(Array{path, FileDtype::bf16, shape, std::move(data)}, FA3_F32);
+}
+
+std::string written_text(const std::string& path, const char* name, fa3_dtype dtype,
+                         const std::vector<int64_t>& shape) {
+  return fmt::format("wrote {}: {} [{}] {}{}\n", path, name, fmt::join(shape, ", "), dtype_name(file_dtype(dtype)),
+                     dtype == FA3_BF16 ? " (holds the bf16 result exactly; .npy has no bf16)" : "");
+}
+
+std::string timing_text(const Target& target, const check::Timing& timing, double flops) {
+  if (target.simulated)
+    return fmt::format("time: {:.1f} s of simulation, which says nothing about a GPU's\n", timing.seconds);
+  return fmt::format("time: {:.3f} ms (median of {}), {:.3g} TFLOP/s\n", timing.seconds * 1e3, timing.runs,
+                     flops / timing.seconds * 1e-12);
 }
 
 int run(const RunOptions& options) {
@@ -124,12 +169,7 @@ int run(const RunOptions& options) {
   for (int i = 0; i < 3; ++i) {
     Array& array = arrays[std::size_t(i)];
     shapes.push_back(shape_of(array));
-    fmt::print("{}: {} {} from {}{}\n", names[i], array.shape_text(), file_dtype_name(array.dtype), array.source,
-               std::string(file_dtype_name(array.dtype)) == dtype_name(dtype)
-                   ? ""
-                   : fmt::format(", converted to {}", dtype_name(dtype)));
-    inputs.push_back(convert(array, dtype));
-    array.data = {};
+    inputs.push_back(convert_input(names[i], array, dtype));
   }
   const Shape o_shape{shapes[0][0], shapes[0][1], shapes[0][2], shapes[2][3]};
   const Dtype type = static_cast<Dtype>(dtype);
@@ -198,43 +238,218 @@ int run(const RunOptions& options) {
   problem.o = {o.data(), o_shape, strides_of(o_shape)};
   problem.lse = reinterpret_cast<float*>(lse.data());
   problem.lse_stride = contiguous_strides(lse_shape);
-  if (target.simulated)
-    fmt::print("time: {:.1f} s of simulation, which says nothing about a GPU's\n", timing.seconds);
-  else
-    fmt::print("time: {:.3f} ms (median of {}), {:.3g} TFLOP/s\n", timing.seconds * 1e3, timing.runs,
-               problem.flops() / timing.seconds * 1e-12);
+  fmt::print("{}", timing_text(target, timing, problem.flops()));
   check::Verdict verdict;
   {
     const Progress progress("comparing with fp64");
     verdict = check::judge(problem, sample_rows(problem), check::host_threads());
   }
   fmt::print("error against fp64, {} of {} rows: O {:.2g} ({:.2g} allowed), LSE {:.2g}\n", verdict.rows, rows,
-             verdict.o_error, verdict.o_allowed, verdict.lse_error);
+             verdict.o.error, verdict.o.allowed, verdict.lse_error);
   if (expected) {
     const double off = difference(problem, *expected);
     fmt::print("difference from {}: {:.2g}\n", expected->source, off);
-    if (verdict.passed && !(off <= verdict.o_allowed))
+    if (verdict.passed && !(off <= verdict.o.allowed))
       verdict.fail(
-          fmt::format("O is off by {:.3g} from {}; {:.3g} is allowed", off, expected->source, verdict.o_allowed));
+          fmt::format("O is off by {:.3g} from {}; {:.3g} is allowed", off, expected->source, verdict.o.allowed));
   }
   if (!verdict.passed) throw Error(FA3_INTERNAL, "the result is wrong, nothing was written: " + verdict.message);
 
-  // .npy has no bf16; f32 holds its values exactly.
-  const fa3_dtype out_dtype = dtype == FA3_F16 ? FA3_F16 : FA3_F32;
-  if (dtype == FA3_BF16) {
-    Array wide{options.out, FileDtype::bf16, out_shape, std::move(o)};
-    o = convert(wide, FA3_F32);
-  }
   std::vector<int64_t> lse_out_shape(lse_shape.begin() + (has_batch ? 0 : 1), lse_shape.end());
-  NpyFile out_file(options.out, out_dtype, out_shape, o);
+  NpyFile out_file(options.out, file_dtype(dtype), out_shape, for_file(options.out, dtype, out_shape, std::move(o)));
   std::optional<NpyFile> lse_file;
   if (!options.lse.empty()) lse_file.emplace(options.lse, FA3_F32, lse_out_shape, lse);
   out_file.commit();
   if (lse_file) lse_file->commit();
-  fmt::print("wrote {}: O [{}] {}{}\n", options.out, fmt::join(out_shape, ", "), dtype_name(out_dtype),
-             dtype == FA3_BF16 ? " (holds the bf16 result exactly; .npy has no bf16)" : "");
+  fmt::print("{}", written_text(options.out, "O", dtype, out_shape));
   if (lse_file) fmt::print("wrote {}: LSE [{}] f32\n", options.lse, fmt::join(lse_out_shape, ", "));
   return exit_ok;
+}
+
+/// Gradients, from q, k, v, dO and, if there are files with them, O and LSE; else from the forward pass.
+int run_backward(const RunOptions& options) {
+  // Where what is written goes.
+  constexpr const char* results[] = {"dq", "dk", "dv"};
+  std::vector<std::string> paths;
+  for (const char* name : results) {
+    paths.push_back((std::filesystem::path(options.out) / (std::string(name) + ".npy")).string());
+    check_writable(paths.back());
+  }
+
+  // Files.
+  enum { q, k, v, d_o, o, lse, dq, dk, dv };
+  constexpr const char* words[] = {"q", "k", "v", "dO", "O", "LSE"};
+  std::vector<Array> arrays = load(options);
+  arrays.push_back(load_npy(options.d_o));
+  const bool given = !options.o.empty();
+  if (given) arrays.push_back(load_npy(options.o));
+  for (std::size_t i = d_o; i < arrays.size(); ++i) check_rank(arrays[i], words[i], arrays[q], "all");
+  const bool has_batch = arrays[q].shape.size() == 4;
+  std::optional<Array> lse_array;
+  if (given) {
+    lse_array = load_npy(options.lse);
+    if (lse_array->dtype != FileDtype::f32)
+      throw FileError(fmt::format("{}: element type of LSE is {}; it must be f32", lse_array->source,
+                                  file_dtype_name(lse_array->dtype)));
+    if (lse_array->shape.size() != (has_batch ? 3 : 2))
+      throw FileError(fmt::format("{}: LSE has shape {}; it must be {}", lse_array->source, lse_array->shape_text(),
+                                  has_batch ? "[batch, heads, seqlen_q], for q has a batch dimension"
+                                            : "[heads, seqlen_q], for q has no batch dimension"));
+  }
+  const Target target = usable_target(options.device);
+  if (target.simulated)
+    throw Error(FA3_NOT_SUPPORTED, "--device is sim; the simulator has no backward pass, use cuda or cpu");
+  const Device device = target.device;
+  const fa3_dtype dtype = dtype_of(options, arrays, device);
+  const Dtype type = static_cast<Dtype>(dtype);
+
+  // Extents, before there is memory for results: those of files without elements may be anything.
+  std::vector<Shape> shapes;
+  for (const Array& array : arrays) shapes.push_back(shape_of(array));
+  const Shape o_shape{shapes[q][0], shapes[q][1], shapes[q][2], shapes[v][3]};
+  if (!given) shapes.push_back(o_shape);
+  std::array<int64_t, 3> lse_shape{o_shape[0], o_shape[2], o_shape[1]};
+  if (given) std::copy(lse_array->shape.rbegin(), lse_array->shape.rend(), lse_shape.rbegin());
+  if (given && !has_batch) lse_shape[0] = 1;
+  const BackwardOptions backward_options{options.causal, options.scale, options.deterministic,
+                                         options.sm_margin.value_or(0)};
+  const auto view = [&](std::size_t i, const void* data) {
+    return ConstTensor(data, shapes[i], strides_of(shapes[i]), type, device);
+  };
+  const auto gradient = [&](std::size_t i, void* data) {
+    return Tensor(data, shapes[i], strides_of(shapes[i]), type, device);
+  };
+  {
+    fa3_backward_params params;
+    check::require(detail::backward_params(view(d_o, nullptr), view(q, nullptr), view(k, nullptr), view(v, nullptr),
+                                           view(o, nullptr), RowTensor(nullptr, lse_shape, Dtype::f32, device),
+                                           gradient(q, nullptr), gradient(k, nullptr), gradient(v, nullptr),
+                                           backward_options, params));
+    params.batch = 0;  // no elements, so no pointers
+    check::require(Status::of(fa3_backward_supported(&params)));
+  }
+
+  // Memory: host, then device, in the order of the enumeration.
+  std::vector<std::vector<std::byte>> host;
+  for (std::size_t i = 0; i < arrays.size(); ++i) host.push_back(convert_input(words[i], arrays[i], dtype));
+  const auto poisoned = [](fa3_dtype element, int64_t elements) {
+    std::vector<std::byte> bytes(std::size_t(elements) * element_bytes(element));
+    check::fill_poison(bytes.data(), element, elements);
+    return bytes;
+  };
+  const auto elements = [](const auto& shape) {
+    return std::accumulate(shape.begin(), shape.end(), int64_t(1), std::multiplies<>());
+  };
+  if (!given) host.push_back(poisoned(dtype, elements(o_shape)));
+  host.push_back(given ? convert_input("LSE", *lse_array, FA3_F32) : poisoned(FA3_F32, elements(lse_shape)));
+  for (const int i : {q, k, v}) host.push_back(poisoned(dtype, elements(shapes[std::size_t(i)])));
+  std::vector<check::Buffer> buffers;
+  for (const std::vector<std::byte>& bytes : host) {
+    buffers.emplace_back(device, bytes.size());
+    buffers.back().upload(bytes.data());
+  }
+  const auto on_device = [&](std::size_t i) { return view(i, buffers[i].data()); };
+  const RowTensor lse_view(buffers[lse].data(), lse_shape, Dtype::f32, device);
+  const auto run_pass = [&](std::size_t bytes, const auto& pass) {
+    const check::Buffer workspace(device, bytes);
+    const Progress progress(fmt::format("computing on {}", target.name()));
+    return pass(Workspace{workspace.data(), workspace.bytes()});
+  };
+  if (!given) {
+    const Tensor o_view(buffers[o].data(), o_shape, strides_of(o_shape), type, device);
+    const ForwardOptions forward_options{options.causal, options.scale, options.sm_margin.value_or(0)};
+    std::size_t bytes = 0;
+    check::require(
+        forward_workspace_size(on_device(q), on_device(k), on_device(v), o_view, lse_view, forward_options, bytes));
+    run_pass(bytes, [&](Workspace workspace) {
+      check::require(check::run_and_wait(device, [&](fa3_stream stream) {
+        return forward(on_device(q), on_device(k), on_device(v), o_view, lse_view, forward_options, workspace, stream);
+      }));
+      return 0;
+    });
+    buffers[o].download(host[o].data());
+    buffers[lse].download(host[lse].data());
+  }
+
+  // The run.
+  const Tensor dq_view = gradient(q, buffers[dq].data()), dk_view = gradient(k, buffers[dk].data()),
+               dv_view = gradient(v, buffers[dv].data());
+  const auto with_arguments = [&](const auto& function, auto&&... more) {
+    return function(on_device(d_o), on_device(q), on_device(k), on_device(v), on_device(o), lse_view, dq_view, dk_view,
+                    dv_view, backward_options, more...);
+  };
+  std::size_t bytes = 0;
+  check::require(with_arguments([](auto&&... x) { return backward_workspace_size(x...); }, bytes));
+  const char* kernel = nullptr;
+  check::require(with_arguments([](auto&&... x) { return backward_kernel(x...); }, kernel));
+  fmt::print("device: {}\nkernel: {}\n{}", device_text(target), kernel,
+             given ? "" : "O and LSE are those of the forward pass\n");
+  std::fflush(stdout);
+  const check::Timing timing = run_pass(bytes, [&](Workspace workspace) {
+    return check::time_work(
+        device,
+        [&](fa3_stream stream) {
+          return with_arguments([](auto&&... x) { return backward(x...); }, workspace, stream);
+        },
+        0.2);
+  });
+  for (const int i : {dq, dk, dv}) buffers[std::size_t(i)].download(host[std::size_t(i)].data());
+
+  // What came out.
+  BackwardProblem problem;
+  problem.dtype = dtype;
+  problem.batch = o_shape[0], problem.seqlen_q = o_shape[1], problem.heads = o_shape[2], problem.d = shapes[q][3];
+  problem.seqlen_k = shapes[k][1], problem.kv_heads = shapes[k][2], problem.d_v = o_shape[3];
+  problem.causal = options.causal;
+  problem.softmax_scale = options.scale.value_or(float(1 / std::sqrt(double(problem.d))));
+  const auto in_host = [&](std::size_t data, std::size_t shape) {
+    return TensorRef{host[data].data(), shapes[shape], strides_of(shapes[shape])};
+  };
+  problem.q = in_host(q, q), problem.k = in_host(k, k), problem.v = in_host(v, v);
+  problem.d_o = in_host(d_o, d_o), problem.o = in_host(o, o);
+  problem.dq = in_host(dq, q), problem.dk = in_host(dk, k), problem.dv = in_host(dv, v);
+  problem.lse = reinterpret_cast<const float*>(host[lse].data());
+  problem.lse_stride = contiguous_strides(lse_shape);
+  fmt::print("{}", timing_text(target, timing, problem.flops()));
+  check::Verdict verdict;
+  {
+    const Progress progress("comparing with fp64");
+    const int threads = check::host_threads();
+    // O and LSE from files may be of more keys than these.
+    const reference::Result forward =
+        given ? check::given_forward(problem) : check::forward_for_judging(reference::forward_of(problem), threads);
+    verdict = check::judge(problem, forward, gradient_sample(problem), threads);
+  }
+  if (!verdict.passed) throw Error(FA3_INTERNAL, "the result is wrong, nothing was written: " + verdict.message);
+  fmt::print("against fp64: {}\n", verdict.summary());
+
+  std::vector<std::unique_ptr<NpyFile>> files;
+  for (std::size_t i = 0; i < 3; ++i)
+    files.push_back(
+        std::make_unique<NpyFile>(paths[i], file_dtype(dtype), arrays[i].shape,
+                                  for_file(paths[i], dtype, arrays[i].shape, std::move(host[std::size_t(dq) + i]))));
+  for (std::size_t i = 0; i < 3; ++i) {
+    files[i]->commit();
+    fmt::print("{}", written_text(paths[i], results[i], dtype, arrays[i].shape));
+  }
+  return exit_ok;
+}
+
+/// What the two passes do not share.
+void check_pass(const RunOptions& options) {
+  if (!options.backward) {
+    if (options.out.empty()) throw UsageError("--out is required");
+    for (const auto& [given, name] : {std::pair{!options.d_o.empty(), "--do"},
+                                      {!options.o.empty(), "--o"},
+                                      {options.deterministic, "--deterministic"}})
+      if (given) throw UsageError(fmt::format("{} is for --backward", name));
+    return;
+  }
+  if (options.d_o.empty()) throw UsageError("--do is missing; --backward needs the gradient of O");
+  if (!options.expected.empty()) throw UsageError("--expected is not for --backward");
+  if (options.o.empty() != options.lse.empty())
+    throw UsageError(fmt::format("{} is missing; with --backward give both --o and --lse, or neither",
+                                 options.o.empty() ? "--o" : "--lse"));
 }
 
 }  // namespace
@@ -253,12 +468,20 @@ void add_run(CLI::App& app, Action& action) {
   file("--q", options->q, "A .npy file with q");
   file("--k", options->k, "A .npy file with k");
   file("--v", options->v, "A .npy file with v");
-  file("--out", options->out,
-       "The .npy file to write O [batch, seqlen_q, heads, d_v] to, in f16, or f32 for bf16 and f32")
-      ->required();
+  file(
+      "--out", options->out,
+      "The .npy file to write O [batch, seqlen_q, heads, d_v] to, in f16, or f32 for bf16 and f32; with --backward the "
+      "folder for dq.npy, dk.npy and dv.npy, default: here");
   file("--lse", options->lse,
-       "A .npy file to write the log-sum-exp [batch, heads, seqlen_q] to, f32, natural logarithm");
+       "A .npy file to write the log-sum-exp [batch, heads, seqlen_q] to, f32, natural logarithm; with --backward to "
+       "read "
+       "it from");
   file("--expected", options->expected, "A .npy file O must agree with, within the error allowed against fp64");
+  command->add_flag("--backward", options->backward, "Compute the gradients dQ, dK and dV instead of O");
+  file("--do", options->d_o, "With --backward: a .npy file with dO, the gradient of O");
+  file("--o", options->o,
+       "With --backward: a .npy file with O; it goes with --lse. Without both the forward pass makes them");
+  command->add_flag("--deterministic", options->deterministic, "With --backward: the same bits in every run");
   command->add_flag("--causal", options->causal, "Row i sees keys j <= i + seqlen_k - seqlen_q only");
   command->add_option("--scale", options->scale, "Factor on Q K^T; default 1 / sqrt(d)")->option_text("X");
   command
@@ -273,7 +496,12 @@ void add_run(CLI::App& app, Action& action) {
       ->option_text("DEVICE")
       ->check(CLI::IsMember({"auto", "cuda", "cpu", "sim"}));
   add_sm_margin(*command, options->sm_margin, "SMs the kernel leaves free for other work; default 0");
-  command->callback([&action, options] { action = [options] { return run(*options); }; });
+  command->callback([&action, options] {
+    action = [options] {
+      check_pass(*options);
+      return options->backward ? run_backward(*options) : run(*options);
+    };
+  });
 }
 
 }  // namespace fa3::cli

@@ -19,6 +19,12 @@ struct TensorRef {
   bool empty() const { return shape[0] == 0 || shape[1] == 0 || shape[2] == 0 || shape[3] == 0; }
 };
 
+/// The features of one token of one head.
+template <class T>
+T* features(const TensorRef& tensor, std::int64_t batch, std::int64_t token, std::int64_t head) {
+  return static_cast<T*>(tensor.data) + batch * tensor.stride[0] + token * tensor.stride[1] + head * tensor.stride[2];
+}
+
 /// What both passes have in common.
 struct Problem {
   fa3_dtype dtype = FA3_F16;  // of all tensors but LSE
@@ -57,7 +63,7 @@ struct ForwardProblem : Problem {
 
 /// Gradients of a scalar loss whose gradient with respect to O is d_o. The group's query heads add up in dk and dv.
 struct BackwardProblem : Problem {
-  TensorRef d_o, q, k, v, o;  // read
+  TensorRef d_o, q, k, v, o;  // read; d_o alone may have any stride[3]
   TensorRef dq, dk, dv;       // written
   const float* lse = nullptr;
   std::array<std::int64_t, 3> lse_stride{};  // batch, head, row

@@ -2,6 +2,8 @@
  *
  *   O = softmax(softmax_scale * Q K^T + mask) V,   LSE = log(sum(exp(softmax_scale * Q K^T + mask)))
  *
+ * and the gradients with respect to Q, K and V of a scalar whose gradient with respect to O is dO.
+ *
  * No function throws or aborts, and once a device's kernels are loaded (fa3_init, or the first call that needs them)
  * none allocates device memory or synchronises. Every function that returns a status leaves the reason of a failure in
  * fa3_last_error() of the calling thread. All functions are thread-safe.
@@ -35,7 +37,7 @@ typedef enum fa3_status {
   FA3_OK = 0,
   FA3_INVALID_ARGUMENT = 1,    /* the call is wrong whatever the machine: fix the argument named in fa3_last_error() */
   FA3_NOT_SUPPORTED = 2,       /* a legal request that this version has no kernel for */
-  FA3_WORKSPACE_TOO_SMALL = 3, /* workspace null, misaligned or smaller than fa3_forward_workspace_size() */
+  FA3_WORKSPACE_TOO_SMALL = 3, /* workspace null, misaligned or smaller than the pass's _workspace_size() says */
   FA3_NO_DEVICE = 4,           /* no GPU, no driver or one too old, or a GPU that is not compute capability 9.0 */
   FA3_CUDA_ERROR = 5,          /* the CUDA runtime refused; its words are in fa3_last_error() */
   FA3_INTERNAL = 6             /* out of host memory, or a defect of fa3 */
@@ -127,6 +129,60 @@ FA3_API fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, 
  * device `workspace` and `stream` are ignored. */
 FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t workspace_bytes,
                                fa3_stream stream);
+
+/* The backward pass. With P = exp(softmax_scale * Q K^T - LSE), 0 where masked, and D = rowsum(dO * O):
+ *
+ *   dV = P^T dO,   dS = P * (dO V^T - D),   dQ = softmax_scale * dS K,   dK = softmax_scale * dS^T Q
+ *
+ * O and LSE may be those of a longer key sequence of which k and v are a part, as where devices share a sequence: then
+ * dK and dV are the part's, and the dQ of all parts add up. Rows that see no key, and rows whose LSE is -inf, have zero
+ * gradient whatever they hold.
+ *
+ * Zero-initialise, then set struct_size = sizeof(fa3_backward_params) and api_version = FA3_API_VERSION. Fields of the
+ * same name mean the same as in fa3_forward_params. */
+typedef struct fa3_backward_params {
+  uint32_t struct_size;
+  uint32_t api_version;
+  int32_t device;
+  int32_t causal;
+
+  int64_t batch;
+  int64_t heads;
+  int64_t kv_heads; /* dk and dv of a head are sums over its heads / kv_heads query heads, taken in f32 */
+  int64_t seqlen_q; /* >= 0; with 0 dk and dv are 0 */
+  int64_t seqlen_k; /* >= 0; with 0 dq is 0 */
+  int64_t d;
+  int64_t d_v;
+
+  fa3_tensor d_o; /* dO [batch, seqlen_q, heads, d_v]; on cpu its stride[3] may be anything >= 0 */
+  fa3_tensor q;   /* [batch, seqlen_q, heads, d] */
+  fa3_tensor k;   /* [batch, seqlen_k, kv_heads, d] */
+  fa3_tensor v;   /* [batch, seqlen_k, kv_heads, d_v] */
+  fa3_tensor o;   /* [batch, seqlen_q, heads, d_v], read */
+
+  const float* lse; /* required: [batch, heads, seqlen_q], natural logarithm, as fa3_forward writes it */
+  int64_t lse_stride[3];
+
+  fa3_tensor dq; /* of q's extents, written; the elements of dq, dk and dv must not overlap each other or an input */
+  fa3_tensor dk; /* of k's extents, written */
+  fa3_tensor dv; /* of v's extents, written */
+
+  float softmax_scale;
+  int32_t softmax_scale_set;
+
+  int32_t sm_margin;
+  int32_t deterministic; /* 1: the same bits in every run; 0: sums may be taken in any order. On cpu always the same */
+} fa3_backward_params;
+
+/* As fa3_forward_supported, fa3_forward_kernel and fa3_forward_workspace_size, for the backward pass. */
+FA3_API fa3_status fa3_backward_supported(const fa3_backward_params* params);
+FA3_API fa3_status fa3_backward_kernel(const fa3_backward_params* params, const char** name);
+FA3_API fa3_status fa3_backward_workspace_size(const fa3_backward_params* params, size_t* bytes);
+
+/* As fa3_forward, for the backward pass: after FA3_CUDA_ERROR dQ, dK and dV may be written in part, after any other
+ * status than FA3_OK nothing was. */
+FA3_API fa3_status fa3_backward(const fa3_backward_params* params, void* workspace, size_t workspace_bytes,
+                                fa3_stream stream);
 
 FA3_API const char* fa3_status_string(fa3_status status);
 

@@ -1,6 +1,7 @@
 // fa3 for C++: a thin header over the C ABI (fa3.h). Shapes are checked here, everything else below the ABI.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <optional>
@@ -36,6 +37,13 @@ struct ForwardOptions {
   int sm_margin = 0;                   ///< SMs the kernel leaves to others; ignored on cpu
 };
 
+struct BackwardOptions {
+  bool causal = false;                 ///< as in the forward pass
+  std::optional<float> softmax_scale;  ///< default 1 / sqrt(d)
+  bool deterministic = false;          ///< the same bits in every run; on cpu always so
+  int sm_margin = 0;                   ///< SMs the kernels leave to others; ignored on cpu
+};
+
 /// Device memory for intermediate results, 256-byte aligned; not used on the cpu device.
 struct Workspace {
   void* data = nullptr;
@@ -60,72 +68,130 @@ fa3_tensor to_c(const BasicView<Pointer, 4>& view) {
   return tensor;
 }
 
+/// That `view` has the extents `shape`, called `letters`; else says what it has.
+template <class Pointer, std::size_t rank>
+Status expect_shape(const BasicView<Pointer, rank>& view, const char* name, const std::array<std::int64_t, rank>& shape,
+                    const char* letters) {
+  if (view.shape == shape) return Status();
+  auto wanted = view;
+  wanted.shape = shape;
+  return Status(FA3_INVALID_ARGUMENT, std::string(name) + ": shape is " + shape_text(view) + ", expected " + letters +
+                                          " = " + shape_text(wanted));
+}
+
+/// Fills what both passes have from q, k and v, and checks the tensors added to it against those.
+template <class Params>
+class ParamsBuilder {
+ public:
+  template <class Options>
+  ParamsBuilder(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Options& options,
+                Params& params)
+      : params_(params), given_(q.device), device_(resolve(q.device)) {
+    params_ = Params{};
+    params_.struct_size = sizeof(params_);
+    params_.api_version = FA3_API_VERSION;
+    params_.device = static_cast<std::int32_t>(device_);
+    params_.causal = options.causal;
+    params_.batch = q.shape[0];
+    params_.seqlen_q = q.shape[1];
+    params_.heads = q.shape[2];
+    params_.d = q.shape[3];
+    params_.seqlen_k = k.shape[1];
+    params_.kv_heads = k.shape[2];
+    params_.d_v = v.shape[3];
+    if (options.softmax_scale) {
+      params_.softmax_scale = *options.softmax_scale;
+      params_.softmax_scale_set = 1;
+    }
+    params_.sm_margin = options.sm_margin;
+    like_q(q, "q", params_.q);
+    like_k(k, "k", params_.k);
+    like_v(v, "v", params_.v);
+  }
+
+  template <class Pointer>
+  void like_q(const BasicView<Pointer, 4>& view, const char* name, fa3_tensor& to) {
+    add(view, name, {params_.batch, params_.seqlen_q, params_.heads, params_.d}, "[batch, seqlen_q, heads, d]", to);
+  }
+  template <class Pointer>
+  void like_k(const BasicView<Pointer, 4>& view, const char* name, fa3_tensor& to) {
+    add(view, name, {params_.batch, params_.seqlen_k, params_.kv_heads, params_.d}, "[batch, seqlen_k, kv_heads, d]",
+        to);
+  }
+  template <class Pointer>
+  void like_v(const BasicView<Pointer, 4>& view, const char* name, fa3_tensor& to) {
+    add(view, name, {params_.batch, params_.seqlen_k, params_.kv_heads, params_.d_v},
+        "[batch, seqlen_k, kv_heads, d_v]", to);
+  }
+  template <class Pointer>
+  void like_o(const BasicView<Pointer, 4>& view, const char* name, fa3_tensor& to) {
+    add(view, name, {params_.batch, params_.seqlen_q, params_.heads, params_.d_v}, "[batch, seqlen_q, heads, d_v]", to);
+  }
+  /// Not the pointer: it is writable in one pass only.
+  template <class Pointer>
+  void lse(const BasicView<Pointer, 3>& view) {
+    if (!status_) return;
+    if (view.dtype != Dtype::f32) {
+      status_ = Status(FA3_INVALID_ARGUMENT, "lse: its dtype must be f32");
+      return;
+    }
+    status_ = expect_shape(view, "lse", {params_.batch, params_.heads, params_.seqlen_q}, "[batch, heads, seqlen_q]");
+    if (status_) same_device(view.device, "lse");
+    for (std::size_t i = 0; i < 3; ++i) params_.lse_stride[i] = view.stride[i];
+  }
+
+  /// The first thing that was wrong.
+  Status status() const { return status_; }
+
+ private:
+  template <class Pointer>
+  void add(const BasicView<Pointer, 4>& view, const char* name, const std::array<std::int64_t, 4>& shape,
+           const char* letters, fa3_tensor& to) {
+    if (!status_) return;
+    status_ = expect_shape(view, name, shape, letters);
+    if (status_) same_device(view.device, name);
+    to = to_c(view);
+  }
+  void same_device(Device other, const char* name) {
+    if (other != given_ && resolve(other) != device_)
+      status_ = Status(FA3_INVALID_ARGUMENT, std::string(name) + ": is on another device than q");
+  }
+
+  Params& params_;
+  Device given_, device_;
+  Status status_;
+};
+
 /// Fills the C parameters from views whose shapes and devices agree; says which argument does not.
 inline Status forward_params(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
                              const std::optional<RowTensor>& lse, const ForwardOptions& options,
                              fa3_forward_params& params) {
-  const auto expect = [](const auto& view, const char* name, const auto& shape, const char* letters) {
-    for (std::size_t i = 0; i < shape.size(); ++i) {
-      if (view.shape[i] != shape[i]) {
-        auto wanted = view;
-        wanted.shape = shape;
-        return Status(FA3_INVALID_ARGUMENT, std::string(name) + ": shape is " + shape_text(view) + ", expected " +
-                                                letters + " = " + shape_text(wanted));
-      }
-    }
-    return Status();
-  };
-  using Shape = std::array<std::int64_t, 4>;
-  const auto [batch, seqlen_q, heads, d] = q.shape;
-  const std::int64_t seqlen_k = k.shape[1], kv_heads = k.shape[2], d_v = v.shape[3];
-  if (Status s = expect(k, "k", Shape{batch, seqlen_k, kv_heads, d}, "[batch, seqlen_k, kv_heads, d]"); !s) return s;
-  if (Status s = expect(v, "v", Shape{batch, seqlen_k, kv_heads, d_v}, "[batch, seqlen_k, kv_heads, d_v]"); !s)
-    return s;
-  if (Status s = expect(o, "o", Shape{batch, seqlen_q, heads, d_v}, "[batch, seqlen_q, heads, d_v]"); !s) return s;
-
-  const Device device = resolve(q.device);
-  const auto same_device = [&](Device other, const char* name) {
-    if (other == q.device || resolve(other) == device) return Status();
-    return Status(FA3_INVALID_ARGUMENT, std::string(name) + ": is on another device than q");
-  };
-  if (Status s = same_device(k.device, "k"); !s) return s;
-  if (Status s = same_device(v.device, "v"); !s) return s;
-  if (Status s = same_device(o.device, "o"); !s) return s;
-
-  params = fa3_forward_params{};
-  params.struct_size = sizeof(params);
-  params.api_version = FA3_API_VERSION;
-  params.device = static_cast<std::int32_t>(device);
-  params.causal = options.causal;
-  params.batch = batch;
-  params.heads = heads;
-  params.kv_heads = kv_heads;
-  params.seqlen_q = seqlen_q;
-  params.seqlen_k = seqlen_k;
-  params.d = d;
-  params.d_v = d_v;
-  params.q = to_c(q);
-  params.k = to_c(k);
-  params.v = to_c(v);
-  params.o = to_c(o);
+  ParamsBuilder<fa3_forward_params> builder(q, k, v, options, params);
+  builder.like_o(o, "o", params.o);
   if (lse) {
-    if (lse->dtype != Dtype::f32) return Status(FA3_INVALID_ARGUMENT, "lse: its dtype must be f32");
-    if (Status s = expect(*lse, "lse", std::array<std::int64_t, 3>{batch, heads, seqlen_q}, "[batch, heads, seqlen_q]");
-        !s)
-      return s;
-    if (Status s = same_device(lse->device, "lse"); !s) return s;
-    if (lse->data == nullptr && batch > 0 && heads > 0 && seqlen_q > 0)
+    builder.lse(*lse);
+    if (builder.status() && lse->data == nullptr && params.batch > 0 && params.heads > 0 && params.seqlen_q > 0)
       return Status(FA3_INVALID_ARGUMENT,
                     "lse.data is null, but the tensor is not empty; leave lse out if it is not wanted");
     params.lse = static_cast<float*>(lse->data);
-    for (std::size_t i = 0; i < 3; ++i) params.lse_stride[i] = lse->stride[i];
   }
-  if (options.softmax_scale) {
-    params.softmax_scale = *options.softmax_scale;
-    params.softmax_scale_set = 1;
-  }
-  params.sm_margin = options.sm_margin;
-  return Status();
+  return builder.status();
+}
+
+/// The same for the backward pass.
+inline Status backward_params(const ConstTensor& d_o, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
+                              const ConstTensor& o, const ConstRowTensor& lse, const Tensor& dq, const Tensor& dk,
+                              const Tensor& dv, const BackwardOptions& options, fa3_backward_params& params) {
+  ParamsBuilder<fa3_backward_params> builder(q, k, v, options, params);
+  builder.like_o(d_o, "d_o", params.d_o);
+  builder.like_o(o, "o", params.o);
+  builder.lse(lse);
+  builder.like_q(dq, "dq", params.dq);
+  builder.like_k(dk, "dk", params.dk);
+  builder.like_v(dv, "dv", params.dv);
+  params.lse = static_cast<const float*>(lse.data);
+  params.deterministic = options.deterministic;
+  return builder.status();
 }
 
 }  // namespace detail
@@ -165,6 +231,48 @@ inline Status forward(const ConstTensor& q, const ConstTensor& k, const ConstTen
   fa3_forward_params params;
   if (Status s = detail::forward_params(q, k, v, o, lse, options, params); !s) return s;
   return Status::of(fa3_forward(&params, workspace.data, workspace.bytes, stream));
+}
+
+/// As forward_workspace_size(), for backward().
+inline Status backward_workspace_size(const ConstTensor& d_o, const ConstTensor& q, const ConstTensor& k,
+                                      const ConstTensor& v, const ConstTensor& o, const ConstRowTensor& lse,
+                                      const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                      const BackwardOptions& options, std::size_t& bytes) {
+  fa3_backward_params params;
+  if (Status s = detail::backward_params(d_o, q, k, v, o, lse, dq, dk, dv, options, params); !s) return s;
+  return Status::of(fa3_backward_workspace_size(&params, &bytes));
+}
+
+/// As forward_supported(), for backward().
+inline Status backward_supported(const ConstTensor& d_o, const ConstTensor& q, const ConstTensor& k,
+                                 const ConstTensor& v, const ConstTensor& o, const ConstRowTensor& lse,
+                                 const Tensor& dq, const Tensor& dk, const Tensor& dv,
+                                 const BackwardOptions& options = {}) {
+  fa3_backward_params params;
+  if (Status s = detail::backward_params(d_o, q, k, v, o, lse, dq, dk, dv, options, params); !s) return s;
+  return Status::of(fa3_backward_supported(&params));
+}
+
+/// As forward_kernel(), for backward().
+inline Status backward_kernel(const ConstTensor& d_o, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
+                              const ConstTensor& o, const ConstRowTensor& lse, const Tensor& dq, const Tensor& dk,
+                              const Tensor& dv, const BackwardOptions& options, const char*& name) {
+  fa3_backward_params params;
+  if (Status s = detail::backward_params(d_o, q, k, v, o, lse, dq, dk, dv, options, params); !s) return s;
+  return Status::of(fa3_backward_kernel(&params, &name));
+}
+
+/// Gradients of a scalar with respect to q, k and v, from d_o, its gradient with respect to o, and the o and lse of the
+/// forward pass (or of a longer key sequence that k and v are a part of: see fa3_backward_params).
+///   d_o, o [batch, seqlen_q, heads, d_v]   lse [batch, heads, seqlen_q], f32   dq, dk, dv: of the shapes of q, k, v
+/// On cuda the work is enqueued on `stream`; on cpu it is done on return. If the status is not ok, nothing was written.
+inline Status backward(const ConstTensor& d_o, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
+                       const ConstTensor& o, const ConstRowTensor& lse, const Tensor& dq, const Tensor& dk,
+                       const Tensor& dv, const BackwardOptions& options = {}, Workspace workspace = {},
+                       fa3_stream stream = nullptr) {
+  fa3_backward_params params;
+  if (Status s = detail::backward_params(d_o, q, k, v, o, lse, dq, dk, dv, options, params); !s) return s;
+  return Status::of(fa3_backward(&params, workspace.data, workspace.bytes, stream));
 }
 
 }  // namespace fa3

@@ -61,5 +61,6 @@ using Tensor = BasicView<void*, 4>;
 using ConstTensor = BasicView<const void*, 4>;
 /// Row statistics [batch, heads, seqlen_q], f32.
 using RowTensor = BasicView<void*, 3>;
+using ConstRowTensor = BasicView<const void*, 3>;
 
 }  // namespace fa3

@@ -4,8 +4,11 @@
 #include <system_error>
 
 #include "api/checks.hpp"
+#include "cpu/backward.hpp"
 #include "cpu/forward.hpp"
+#include "cpu/simd.hpp"
 #include "fa3/fa3.h"
+#include "kernels/backward_launch.hpp"
 #include "kernels/configs.hpp"
 #include "kernels/launch.hpp"
 #include "kernels/plan.hpp"
@@ -91,6 +94,40 @@ fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t
       fa3::kernels::forward(problem, workspace, workspace_bytes, stream);
     else
       fa3::cpu::forward(problem);
+  });
+}
+
+fa3_status fa3_backward_supported(const fa3_backward_params* params) {
+  return guarded([&] {
+    const fa3::BackwardProblem problem = fa3::api::check_backward(params);
+    if (params->device == FA3_DEVICE_CUDA) fa3::kernels::backward_kernel_name(problem);
+  });
+}
+
+fa3_status fa3_backward_kernel(const fa3_backward_params* params, const char** name) {
+  return guarded([&] {
+    if (name == nullptr) throw fa3::Error(FA3_INVALID_ARGUMENT, "name is null");
+    const fa3::BackwardProblem problem = fa3::api::check_backward(params);
+    *name = params->device == FA3_DEVICE_CUDA ? fa3::kernels::backward_kernel_name(problem) : fa3::cpu::kernel_name();
+  });
+}
+
+fa3_status fa3_backward_workspace_size(const fa3_backward_params* params, size_t* bytes) {
+  return guarded([&] {
+    if (bytes == nullptr) throw fa3::Error(FA3_INVALID_ARGUMENT, "bytes is null");
+    const fa3::BackwardProblem problem = fa3::api::check_backward(params);
+    *bytes = params->device == FA3_DEVICE_CUDA ? fa3::kernels::backward_workspace_bytes(problem) : 0;
+  });
+}
+
+fa3_status fa3_backward(const fa3_backward_params* params, void* workspace, size_t workspace_bytes, fa3_stream stream) {
+  return guarded([&] {
+    const fa3::BackwardProblem problem = fa3::api::check_backward(params);
+    if (problem.dq.empty() && problem.dk.empty()) return;  // and so is dv
+    if (params->device == FA3_DEVICE_CUDA)
+      fa3::kernels::backward(problem, workspace, workspace_bytes, stream);
+    else
+      fa3::cpu::backward(problem);
   });
 }
 

@@ -15,18 +15,19 @@ using std::to_string;
 
 [[noreturn]] void invalid(const string& message) { throw Error(FA3_INVALID_ARGUMENT, message); }
 
-/// The caller's parameters with those that its struct does not reach to at 0.
-fa3_forward_params whole_params(const fa3_forward_params* given) {
-  constexpr std::size_t first_size = offsetof(fa3_forward_params, sm_margin);
+/// The caller's parameters with those that its struct does not reach to at 0. `name` is the type's, `first_size` the
+/// size it had in the release that introduced it.
+template <class Params>
+Params whole_params(const Params* given, const char* name, std::size_t first_size) {
   if (given == nullptr) invalid("params is null");
-  if (given->struct_size != sizeof(fa3_forward_params) && given->struct_size != first_size)
-    invalid("params.struct_size is " + to_string(given->struct_size) +
-            "; this library expects sizeof(fa3_forward_params) = " + to_string(sizeof(fa3_forward_params)) + ", or " +
-            to_string(first_size) + " of the first release");
+  if (given->struct_size != sizeof(Params) && given->struct_size != first_size)
+    invalid("params.struct_size is " + to_string(given->struct_size) + "; this library expects sizeof(" + name +
+            ") = " + to_string(sizeof(Params)) +
+            (first_size == sizeof(Params) ? "" : ", or " + to_string(first_size) + " of the first release"));
   if (given->api_version != FA3_API_VERSION)
     invalid("params.api_version is " + to_string(given->api_version) + "; this library speaks version " +
             to_string(FA3_API_VERSION));
-  fa3_forward_params whole{};
+  Params whole{};
   std::memcpy(&whole, given, given->struct_size);
   return whole;
 }
@@ -79,12 +80,14 @@ void check_pointer(const char* name, const void* data, std::size_t alignment) {
     invalid(string(name) + " is not aligned to its element size of " + to_string(alignment) + " bytes");
 }
 
-TensorRef check_tensor(const char* name, const fa3_tensor& tensor, std::array<int64_t, 4> shape) {
+/// `any_stride`: the features need not be contiguous.
+TensorRef check_tensor(const char* name, const fa3_tensor& tensor, std::array<int64_t, 4> shape,
+                       bool any_stride = false) {
   TensorRef ref{tensor.data, shape, {}};
   if (tensor.reserved != 0) invalid(string(name) + ".reserved is " + to_string(tensor.reserved) + "; it must be 0");
   if (ref.empty()) return ref;
   ref.stride = check_strides((string(name) + ".stride").c_str(), shape, tensor.stride);
-  if (ref.stride[3] != 1)
+  if (ref.stride[3] != 1 && !any_stride)
     invalid(string(name) + ".stride[3] is " + to_string(ref.stride[3]) +
             "; the last dimension must be contiguous (stride 1)");
   check_pointer((string(name) + ".data").c_str(), tensor.data, element_bytes(fa3_dtype(tensor.dtype)));
@@ -115,6 +118,98 @@ void check_distinct(const char* name, std::array<int64_t, rank> shape, std::arra
               "; elements of an output must not overlap, so it must be at least " + to_string(inside));
     inside += (shape[i] - 1) * stride[i];
   }
+}
+
+using NamedTensor = std::pair<const char*, const fa3_tensor*>;
+using NamedBox = std::pair<const char*, ByteBox>;
+
+bool check_flag(int32_t value, const char* name) {
+  if (value != 0 && value != 1) invalid(string(name) + " is " + to_string(value) + "; it must be 0 or 1");
+  return value == 1;
+}
+
+/// Device, mask and extents, which both passes have.
+template <class Params>
+void check_sizes(const Params& params, Problem& p) {
+  if (params.device != FA3_DEVICE_CUDA && params.device != FA3_DEVICE_CPU)
+    invalid("device is " + to_string(params.device) + "; it must be FA3_DEVICE_CUDA (1) or FA3_DEVICE_CPU (2)");
+  p.causal = check_flag(params.causal, "causal");
+  p.batch = non_negative(params.batch, "batch");
+  p.heads = positive(params.heads, "heads");
+  p.kv_heads = positive(params.kv_heads, "kv_heads");
+  if (p.heads % p.kv_heads != 0)
+    invalid("heads is " + to_string(p.heads) + "; it must be a multiple of kv_heads = " + to_string(p.kv_heads));
+  p.seqlen_q = non_negative(params.seqlen_q, "seqlen_q");
+  p.seqlen_k = non_negative(params.seqlen_k, "seqlen_k");
+  p.d = head_dim(params.d, "d");
+  p.d_v = head_dim(params.d_v, "d_v");
+  // Extents that could overflow a product of sizes; far beyond any memory.
+  for (const auto& [extent, name] :
+       {std::pair{p.batch, "batch"}, {p.heads, "heads"}, {p.seqlen_q, "seqlen_q"}, {p.seqlen_k, "seqlen_k"}})
+    if (extent > (int64_t(1) << 31) - 1) invalid(string(name) + " is " + to_string(extent) + "; it must be below 2^31");
+}
+
+/// Of `tensors` the first is q.
+void check_dtypes(int32_t device, const std::vector<NamedTensor>& tensors, Problem& p) {
+  const int32_t of_q = tensors[0].second->dtype;
+  string names;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    names += (i == 0 ? "" : i + 1 == tensors.size() ? " and " : ", ") + string(tensors[i].first);
+  for (const auto& [name, tensor] : tensors) {
+    if (!known_dtype(tensor->dtype))
+      invalid(string(name) + ".dtype is " + to_string(tensor->dtype) +
+              "; it must be FA3_F16 (1), FA3_BF16 (2) or FA3_F32 (4)");
+    if (tensor->dtype != of_q)
+      invalid(string(name) + ".dtype is " + to_string(tensor->dtype) + ", but q.dtype is " + to_string(of_q) + "; " +
+              names + " must have one dtype");
+  }
+  p.dtype = fa3_dtype(of_q);
+  if (p.dtype == FA3_F32 && device == FA3_DEVICE_CUDA)
+    throw Error(FA3_NOT_SUPPORTED, "q.dtype is FA3_F32 (4); on cuda it must be FA3_F16 (1) or FA3_BF16 (2)");
+}
+
+std::array<int64_t, 3> lse_shape(const Problem& p) { return {p.batch, p.heads, p.seqlen_q}; }
+
+/// The strides of an LSE that has elements.
+std::array<int64_t, 3> check_lse(const Problem& p, const float* lse, const int64_t* stride) {
+  check_pointer("lse", lse, sizeof(float));
+  const std::array<int64_t, 3> checked = check_strides("lse_stride", lse_shape(p), stride);
+  check_reach("lse", lse_shape(p), checked, sizeof(float));
+  return checked;
+}
+
+/// Those of `tensors` that have elements.
+std::vector<NamedBox> boxes_of(fa3_dtype dtype,
+                               std::initializer_list<std::pair<const char*, const TensorRef*>> tensors) {
+  std::vector<NamedBox> boxes;
+  for (const auto& [name, tensor] : tensors)
+    if (!tensor->empty())
+      boxes.push_back({name, byte_box(tensor->data, tensor->shape, tensor->stride, int64_t(element_bytes(dtype)))});
+  return boxes;
+}
+
+void check_outputs_apart(const std::vector<NamedBox>& outputs, const std::vector<NamedBox>& inputs) {
+  for (const auto& [output_name, output] : outputs)
+    for (const auto& [name, input] : inputs)
+      if (bytes_overlap(output, input))
+        invalid(string(output_name) + " overlaps " + name + " in memory; an output must not share bytes with an input");
+  for (std::size_t i = 1; i < outputs.size(); ++i)
+    for (std::size_t j = 0; j < i; ++j)
+      if (bytes_overlap(outputs[i].second, outputs[j].second))
+        invalid(string(outputs[i].first) + " overlaps " + outputs[j].first +
+                " in memory; outputs must not share bytes");
+}
+
+/// Scale and sm_margin, which both passes have.
+template <class Params>
+void check_options(const Params& params, Problem& p) {
+  const bool scale_set = check_flag(params.softmax_scale_set, "softmax_scale_set");
+  p.softmax_scale = scale_set ? params.softmax_scale : float(1.0 / std::sqrt(double(p.d)));
+  if (!std::isfinite(p.softmax_scale))
+    invalid("softmax_scale is " + to_string(p.softmax_scale) + "; it must be finite");
+  if (std::abs(p.softmax_scale) > 0x1p64f)
+    invalid("softmax_scale is " + to_string(p.softmax_scale) + "; its size must be at most 2^64");
+  p.sm_margin = int(non_negative(params.sm_margin, "sm_margin"));
 }
 
 /// Whether `target` is a sum of multiples, terms[i].stride times something in [lowest, highest]; terms sorted by
@@ -169,79 +264,70 @@ bool bytes_overlap(const ByteBox& a, const ByteBox& b) {
 }
 
 ForwardProblem check_forward(const fa3_forward_params* given) {
-  const fa3_forward_params whole = whole_params(given), *params = &whole;
-  if (params->device != FA3_DEVICE_CUDA && params->device != FA3_DEVICE_CPU)
-    invalid("device is " + to_string(params->device) + "; it must be FA3_DEVICE_CUDA (1) or FA3_DEVICE_CPU (2)");
-  if (params->causal != 0 && params->causal != 1)
-    invalid("causal is " + to_string(params->causal) + "; it must be 0 or 1");
-
+  const fa3_forward_params params = whole_params(given, "fa3_forward_params", offsetof(fa3_forward_params, sm_margin));
   ForwardProblem p;
-  p.batch = non_negative(params->batch, "batch");
-  p.heads = positive(params->heads, "heads");
-  p.kv_heads = positive(params->kv_heads, "kv_heads");
-  if (p.heads % p.kv_heads != 0)
-    invalid("heads is " + to_string(p.heads) + "; it must be a multiple of kv_heads = " + to_string(p.kv_heads));
-  p.seqlen_q = non_negative(params->seqlen_q, "seqlen_q");
-  p.seqlen_k = non_negative(params->seqlen_k, "seqlen_k");
-  p.d = head_dim(params->d, "d");
-  p.d_v = head_dim(params->d_v, "d_v");
-  p.causal = params->causal == 1;
-  // Extents that could overflow a product of sizes; far beyond any memory.
-  for (const auto& [extent, name] :
-       {std::pair{p.batch, "batch"}, {p.heads, "heads"}, {p.seqlen_q, "seqlen_q"}, {p.seqlen_k, "seqlen_k"}})
-    if (extent > (int64_t(1) << 31) - 1) invalid(string(name) + " is " + to_string(extent) + "; it must be below 2^31");
-
-  const std::pair<const char*, const fa3_tensor*> tensors[] = {
-      {"q", &params->q}, {"k", &params->k}, {"v", &params->v}, {"o", &params->o}};
-  for (const auto& [name, tensor] : tensors) {
-    if (!known_dtype(tensor->dtype))
-      invalid(string(name) + ".dtype is " + to_string(tensor->dtype) +
-              "; it must be FA3_F16 (1), FA3_BF16 (2) or FA3_F32 (4)");
-    if (tensor->dtype != params->q.dtype)
-      invalid(string(name) + ".dtype is " + to_string(tensor->dtype) + ", but q.dtype is " +
-              to_string(params->q.dtype) + "; q, k, v and o must have one dtype");
-  }
-  p.dtype = fa3_dtype(params->q.dtype);
-  if (p.dtype == FA3_F32 && params->device == FA3_DEVICE_CUDA)
-    throw Error(FA3_NOT_SUPPORTED, "q.dtype is FA3_F32 (4); on cuda it must be FA3_F16 (1) or FA3_BF16 (2)");
-
-  p.q = check_tensor("q", params->q, {p.batch, p.seqlen_q, p.heads, p.d});
-  p.k = check_tensor("k", params->k, {p.batch, p.seqlen_k, p.kv_heads, p.d});
-  p.v = check_tensor("v", params->v, {p.batch, p.seqlen_k, p.kv_heads, p.d_v});
-  p.o = check_tensor("o", params->o, {p.batch, p.seqlen_q, p.heads, p.d_v});
-  const int64_t bytes_each = int64_t(element_bytes(p.dtype));
-  const std::array<int64_t, 3> lse_shape = {p.batch, p.heads, p.seqlen_q};
+  check_sizes(params, p);
+  check_dtypes(params.device, {{"q", &params.q}, {"k", &params.k}, {"v", &params.v}, {"o", &params.o}}, p);
+  p.q = check_tensor("q", params.q, {p.batch, p.seqlen_q, p.heads, p.d});
+  p.k = check_tensor("k", params.k, {p.batch, p.seqlen_k, p.kv_heads, p.d});
+  p.v = check_tensor("v", params.v, {p.batch, p.seqlen_k, p.kv_heads, p.d_v});
+  p.o = check_tensor("o", params.o, {p.batch, p.seqlen_q, p.heads, p.d_v});
   if (!p.o.empty()) {
     check_distinct("o.stride", p.o.shape, p.o.stride);
-    if (params->lse != nullptr) {
-      check_pointer("lse", params->lse, sizeof(float));
-      p.lse = params->lse;
-      p.lse_stride = check_strides("lse_stride", lse_shape, params->lse_stride);
-      check_reach("lse", lse_shape, p.lse_stride, sizeof(float));
-      check_distinct("lse_stride", lse_shape, p.lse_stride);
+    std::vector<NamedBox> outputs = boxes_of(p.dtype, {{"o", &p.o}});
+    if (params.lse != nullptr) {
+      p.lse = params.lse;
+      p.lse_stride = check_lse(p, params.lse, params.lse_stride);
+      check_distinct("lse_stride", lse_shape(p), p.lse_stride);
+      outputs.push_back({"lse", byte_box(p.lse, lse_shape(p), p.lse_stride, sizeof(float))});
     }
-    std::vector<std::pair<const char*, ByteBox>> outputs = {
-        {"o", byte_box(p.o.data, p.o.shape, p.o.stride, bytes_each)}};
-    if (p.lse) outputs.push_back({"lse", byte_box(p.lse, lse_shape, p.lse_stride, sizeof(float))});
-    for (const auto& [output_name, output] : outputs)
-      for (const auto& [name, tensor] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}})
-        if (!tensor->empty() &&
-            bytes_overlap(output, byte_box(tensor->data, tensor->shape, tensor->stride, bytes_each)))
-          invalid(string(output_name) + " overlaps " + name +
-                  " in memory; an output must not share bytes with an input");
-    if (p.lse && bytes_overlap(outputs[0].second, outputs[1].second))
-      invalid("lse overlaps o in memory; outputs must not share bytes");
+    check_outputs_apart(outputs, boxes_of(p.dtype, {{"q", &p.q}, {"k", &p.k}, {"v", &p.v}}));
   }
+  check_options(params, p);
+  if (params.reserved != 0) invalid("reserved is " + to_string(params.reserved) + "; it must be 0");
+  return p;
+}
 
-  if (params->softmax_scale_set != 0 && params->softmax_scale_set != 1)
-    invalid("softmax_scale_set is " + to_string(params->softmax_scale_set) + "; it must be 0 or 1");
-  p.softmax_scale = params->softmax_scale_set ? params->softmax_scale : float(1.0 / std::sqrt(double(p.d)));
-  if (!std::isfinite(p.softmax_scale))
-    invalid("softmax_scale is " + to_string(p.softmax_scale) + "; it must be finite");
-  if (std::abs(p.softmax_scale) > 0x1p64f)
-    invalid("softmax_scale is " + to_string(p.softmax_scale) + "; its size must be at most 2^64");
-  p.sm_margin = int(non_negative(params->sm_margin, "sm_margin"));
-  if (params->reserved != 0) invalid("reserved is " + to_string(params->reserved) + "; it must be 0");
+BackwardProblem check_backward(const fa3_backward_params* given) {
+  const fa3_backward_params params = whole_params(given, "fa3_backward_params", sizeof(fa3_backward_params));
+  BackwardProblem p;
+  check_sizes(params, p);
+  check_dtypes(params.device,
+               {{"q", &params.q},
+                {"k", &params.k},
+                {"v", &params.v},
+                {"d_o", &params.d_o},
+                {"o", &params.o},
+                {"dq", &params.dq},
+                {"dk", &params.dk},
+                {"dv", &params.dv}},
+               p);
+  const std::array<int64_t, 4> of_q = {p.batch, p.seqlen_q, p.heads, p.d}, of_o = {p.batch, p.seqlen_q, p.heads, p.d_v},
+                               of_k = {p.batch, p.seqlen_k, p.kv_heads, p.d},
+                               of_v = {p.batch, p.seqlen_k, p.kv_heads, p.d_v};
+  p.d_o = check_tensor("d_o", params.d_o, of_o, true);
+  p.q = check_tensor("q", params.q, of_q);
+  p.k = check_tensor("k", params.k, of_k);
+  p.v = check_tensor("v", params.v, of_v);
+  p.o = check_tensor("o", params.o, of_o);
+  p.dq = check_tensor("dq", params.dq, of_q);
+  p.dk = check_tensor("dk", params.dk, of_k);
+  p.dv = check_tensor("dv", params.dv, of_v);
+  if (!p.d_o.empty() && p.d_o.stride[3] != 1 && params.device == FA3_DEVICE_CUDA)
+    throw Error(FA3_NOT_SUPPORTED, "d_o.stride[3] is " + to_string(p.d_o.stride[3]) +
+                                       "; on cuda the last dimension must be contiguous (stride 1)");
+  std::vector<NamedBox> inputs =
+      boxes_of(p.dtype, {{"d_o", &p.d_o}, {"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"o", &p.o}});
+  if (!p.o.empty()) {
+    p.lse = params.lse;
+    p.lse_stride = check_lse(p, params.lse, params.lse_stride);
+    inputs.push_back({"lse", byte_box(p.lse, lse_shape(p), p.lse_stride, sizeof(float))});
+  }
+  for (const auto& [name, tensor] : {std::pair{"dq.stride", &p.dq}, {"dk.stride", &p.dk}, {"dv.stride", &p.dv}})
+    if (!tensor->empty()) check_distinct(name, tensor->shape, tensor->stride);
+  check_outputs_apart(boxes_of(p.dtype, {{"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}}), inputs);
+  check_options(params, p);
+  p.deterministic = check_flag(params.deterministic, "deterministic");
   return p;
 }
 

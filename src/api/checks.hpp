@@ -12,6 +12,7 @@ namespace fa3::api {
 /// The problem `params` describes, defaults filled in. Throws Error(FA3_INVALID_ARGUMENT or FA3_NOT_SUPPORTED) that
 /// names the argument, what was given and what is allowed. Reads nothing through the data pointers.
 ForwardProblem check_forward(const fa3_forward_params* params);
+BackwardProblem check_backward(const fa3_backward_params* params);
 
 /// Throws Error(FA3_NO_DEVICE) unless a GPU of compute capability major.minor runs the kernels (9.0: wgmma and
 /// setmaxnreg exist there and nowhere else). `name` is for the message.

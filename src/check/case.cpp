@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fnmatch.h>
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <map>
@@ -26,7 +27,12 @@ constexpr std::pair<const char*, Layout> layouts[] = {{"dense", Layout::dense},
                                                       {"repeat_batch", Layout::repeat_batch},
                                                       {"repeat_rows", Layout::repeat_rows},
                                                       {"repeat_heads", Layout::repeat_heads},
+                                                      {"repeat_all", Layout::repeat_all},
+                                                      {"spread", Layout::spread},
                                                       {"packed", Layout::packed}};
+constexpr std::pair<const char*, bool> passes[] = {{"forward", false}, {"backward", true}};
+constexpr const char* backward_keys[] = {"d_o",       "d_o_scale", "d_o_layout",    "dq_layout",
+                                         "dk_layout", "dv_layout", "deterministic", "keys_elsewhere"};
 
 template <class T, std::size_t n>
 T choice(const Json& value, const char* key, const std::pair<const char*, T> (&allowed)[n]) {
@@ -78,7 +84,7 @@ void read_object(const Json& object, const char* what, const Readers& readers) {
 Patch parse_patch(const Json& object) {
   Patch patch;
   bool has_tensor = false, has_times = false;
-  constexpr std::pair<const char*, int> inputs[] = {{"q", 0}, {"k", 1}, {"v", 2}};
+  constexpr std::pair<const char*, int> inputs[] = {{"q", 0}, {"k", 1}, {"v", 2}, {"d_o", 3}};
   read_object(object, "a patch",
               {{"tensor", [&](const Json& x) { patch.tensor = choice(x, "tensor", inputs), has_tensor = true; }},
                {"batch", [&](const Json& x) { patch.batch = integer(x, "batch"); }},
@@ -94,15 +100,44 @@ Patch parse_patch(const Json& object) {
   return patch;
 }
 
-void check_layouts(const Case& c) {
-  const bool packed[] = {c.q.layout == Layout::packed, c.k.layout == Layout::packed, c.v.layout == Layout::packed};
+/// Layout packed is for three tensors together.
+void check_packed(const Case& c, const TensorSpec& q, const TensorSpec& k, const TensorSpec& v, const char* names) {
+  const bool packed[] = {q.layout == Layout::packed, k.layout == Layout::packed, v.layout == Layout::packed};
   if (packed[0] != packed[1] || packed[0] != packed[2])
-    throw std::runtime_error("layout packed is for q, k and v together");
-  if (packed[0] && (c.seqlen_q != c.seqlen_k || c.d != c.d_v))
-    throw std::runtime_error("layout packed needs seqlen_q = seqlen_k and d = d_v");
-  if (c.o.layout == Layout::repeat_batch || c.o.layout == Layout::repeat_rows || c.o.layout == Layout::repeat_heads ||
-      c.o.layout == Layout::packed)
-    throw std::runtime_error("o_layout must be one in which elements do not share memory with each other or an input");
+    throw std::runtime_error(fmt::format("layout packed is for {} together", names));
+  if (packed[0] && (c.seqlen_q != c.seqlen_k || c.d != c.d_v || c.keys_elsewhere != 0))
+    throw std::runtime_error("layout packed needs seqlen_q = seqlen_k, d = d_v and no keys_elsewhere");
+}
+
+void check_layouts(const Case& c) {
+  check_packed(c, c.q, c.k, c.v, "q, k and v");
+  check_packed(c, c.dq, c.dk, c.dv, "dq, dk and dv");
+  const auto in = [](const TensorSpec& tensor, std::initializer_list<Layout> list) {
+    return std::find(list.begin(), list.end(), tensor.layout) != list.end();
+  };
+  for (const auto& [tensor, name] : {std::pair{&c.q, "q"}, {&c.k, "k"}, {&c.v, "v"}})
+    if (in(*tensor, {Layout::repeat_all, Layout::spread}))
+      throw std::runtime_error(fmt::format("{}_layout must be one in which features are contiguous", name));
+  for (const auto& [tensor, name] : {std::pair{&c.o, "o"}, {&c.dq, "dq"}, {&c.dk, "dk"}, {&c.dv, "dv"}})
+    if (in(*tensor,
+           {Layout::repeat_batch, Layout::repeat_rows, Layout::repeat_heads, Layout::repeat_all, Layout::spread}) ||
+        (tensor == &c.o && c.o.layout == Layout::packed))
+      throw std::runtime_error(
+          fmt::format("{}_layout must be one in which elements do not share memory with each other or an input", name));
+  if (c.d_o.layout == Layout::packed) throw std::runtime_error("d_o_layout must not be packed");
+}
+
+/// What the passes ask of a case beside layouts.
+void check_pass(const Case& c, const Json& object) {
+  if (!c.backward) {
+    for (const char* key : backward_keys)
+      if (object.contains(key)) throw std::runtime_error(fmt::format("{} is for pass backward", key));
+    for (const Patch& patch : c.patches)
+      if (patch.tensor == 3) throw std::runtime_error("a patch of d_o is for pass backward");
+    return;
+  }
+  if (c.lse == LseLayout::none) throw std::runtime_error("lse is none; pass backward needs it");
+  if (c.repeats > 1 && !c.deterministic) throw std::runtime_error("repeats of pass backward need deterministic");
 }
 
 /// One case; `object` holds no lists but the patches.
@@ -155,12 +190,18 @@ Case parse_case(const Json& object) {
                {"k_layout", layout(c.k, "k_layout")},
                {"v_layout", layout(c.v, "v_layout")},
                {"o_layout", layout(c.o, "o_layout")},
+               {"d_o_layout", layout(c.d_o, "d_o_layout")},
+               {"dq_layout", layout(c.dq, "dq_layout")},
+               {"dk_layout", layout(c.dk, "dk_layout")},
+               {"dv_layout", layout(c.dv, "dv_layout")},
                {"q", fill(c.q, "q")},
                {"k", fill(c.k, "k")},
                {"v", fill(c.v, "v")},
+               {"d_o", fill(c.d_o, "d_o")},
                {"q_scale", scale(c.q, "q_scale")},
                {"k_scale", scale(c.k, "k_scale")},
                {"v_scale", scale(c.v, "v_scale")},
+               {"d_o_scale", scale(c.d_o, "d_o_scale")},
                {"quantum", [&](const Json& x) { c.q.quantum = c.k.quantum = number(x, "quantum"); }},
                {"lse", [&](const Json& x) { c.lse = choice(x, "lse", lse_layouts); }},
                {"patches",
@@ -170,7 +211,10 @@ Case parse_case(const Json& object) {
                {"null", [&](const Json& x) { c.null_if_empty = boolean(x, "null"); }},
                {"repeats", positive(repeats, "repeats")},
                {"graph", [&](const Json& x) { c.graph = boolean(x, "graph"); }},
-               {"big", [&](const Json& x) { c.big = boolean(x, "big"); }}});
+               {"big", [&](const Json& x) { c.big = boolean(x, "big"); }},
+               {"pass", [&](const Json& x) { c.backward = choice(x, "pass", passes); }},
+               {"deterministic", [&](const Json& x) { c.deterministic = boolean(x, "deterministic"); }},
+               {"keys_elsewhere", size(c.keys_elsewhere, "keys_elsewhere")}});
   if (!has_dtype) throw std::runtime_error("a case needs the key \"dtype\"");
   if (!seqlen_q) throw std::runtime_error("a case needs the key \"seqlen_q\"");
   c.seqlen_q = *seqlen_q;
@@ -180,6 +224,7 @@ Case parse_case(const Json& object) {
   c.repeats = int(repeats);
   c.sm_margin = int(sm_margin);
   check_layouts(c);
+  check_pass(c, object);
   return c;
 }
 
@@ -267,7 +312,8 @@ std::vector<Case> all_cases() {
 }
 
 bool runs_on(const Case& case_, fa3_device device) {
-  return device == FA3_DEVICE_CUDA ? case_.dtype != FA3_F32 : !case_.big;
+  const bool contiguous = case_.d_o.layout != Layout::repeat_all && case_.d_o.layout != Layout::spread;
+  return device == FA3_DEVICE_CUDA ? case_.dtype != FA3_F32 && contiguous : !case_.big;
 }
 
 bool name_matches(const std::string& name, const std::string& filter) {

@@ -1,4 +1,5 @@
-// What tests/cases/*.json describe: one forward pass with made-up data. docs/cases.md documents the format.
+// What tests/cases/*.json describe: one pass, forward or backward, with made-up data. docs/cases.md documents the
+// format.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,9 @@ enum class Layout {
   repeat_batch,  // one batch entry for all (stride 0); inputs only
   repeat_rows,   // one row for all (stride 0); inputs only
   repeat_heads,  // one head for all (stride 0); inputs only
-  packed         // q, k, v interleaved as [batch, seqlen, heads + 2 kv_heads, d]; all three together
+  repeat_all,    // one element for all (stride 0, of the features too); dO only
+  spread,        // dense, but features two elements apart; dO only
+  packed         // q, k, v interleaved as [batch, seqlen, heads + 2 kv_heads, d]; all three together; so dq, dk, dv
 };
 
 enum class LseLayout { none, dense, transposed };  // [batch, heads, seqlen_q] or, in memory, [batch, seqlen_q, heads]
@@ -35,7 +38,7 @@ struct TensorSpec {
 
 /// Changes elements of an input after it was filled; an absent index means all. Negative indices count from the end.
 struct Patch {
-  int tensor = 0;  // 0 q, 1 k, 2 v
+  int tensor = 0;  // 0 q, 1 k, 2 v, 3 dO
   std::optional<std::int64_t> batch, row, head, feature;
   std::optional<double> value;  // set to this (may be NaN or Inf) ...
   double slope = 0;             // ... plus this times the row's index
@@ -56,6 +59,11 @@ struct Case {
   int repeats = 1;             // runs; each must give the same bits
   bool graph = false;          // on cuda: captured into a graph, replayed twice
   bool big = false;            // gigabytes, or minutes on a CPU: on cuda only
+
+  bool backward = false;  // the backward pass, with O and LSE of a forward pass on the same device
+  TensorSpec d_o, dq, dk, dv;
+  bool deterministic = false;
+  std::int64_t keys_elsewhere = 0;  // O and LSE are of so many keys more, in front of those the backward pass has
 };
 
 struct CaseFile {
@@ -72,7 +80,8 @@ std::vector<Case> parse_cases(const CaseFile& file);
 /// The cases of all embedded files. Throws like parse_cases, and if two cases have one name.
 std::vector<Case> all_cases();
 
-/// Whether `case_` can run on `device` (fa3_device): f32 is for the cpu, `big` for cuda.
+/// Whether `case_` can run on `device` (fa3_device): f32 and a dO without contiguous features are for the cpu, `big`
+/// for cuda.
 bool runs_on(const Case& case_, fa3_device device);
 
 /// Whether `name` matches: a glob (*, ?, [..]) over the whole name, or without such characters a part of it.

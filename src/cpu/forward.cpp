@@ -8,68 +8,32 @@
 #include <string>
 #include <vector>
 
+#include "cpu/float_arrays.hpp"
 #include "cpu/threads.hpp"
 #include "dtype.hpp"
 
 namespace fa3::cpu {
-
-// Defined by cpu/attend.hpp, one compilation each.
-namespace avx512 {
-void attend(const KeyBlock& block);
-}
-namespace avx2 {
-void attend(const KeyBlock& block);
-}
-namespace sse2 {
-void attend(const KeyBlock& block);
-}
-namespace neon64 {
-void attend(const KeyBlock& block);
-}
-
 namespace {
 
-constexpr int tile_q = 128;               // query rows of a tile
-constexpr double flops_per_thread = 4e6;  // below that starting a thread costs more than it saves
+constexpr int tile_q = 128;  // query rows of a tile
 
-constexpr std::int64_t round_up(std::int64_t n, std::int64_t multiple) {
-  return (n + multiple - 1) / multiple * multiple;
-}
-
-/// What one thread works in; see KeyBlock.
-class Scratch {
- public:
-  Scratch(std::int64_t d, std::int64_t d_v) {
-    const std::int64_t v_width = round_up(d_v, max_lanes);
-    float** const parts[] = {&q, &k_row, &k_transposed, &v, &s, &o, &row_max, &row_sum};
-    const std::int64_t floats[] = {tile_q * d,       d,      d * tile_k,        tile_k * v_width, tile_q * tile_k,
-                                   tile_q * v_width, tile_q, tile_q * max_lanes};
-    std::int64_t lines = 0;
-    for (const std::int64_t n : floats) lines += round_up(n, max_lanes) / max_lanes;
-    memory_.resize(static_cast<std::size_t>(lines));
-    Line* next = memory_.data();
-    for (std::size_t i = 0; i < std::size(parts); ++i) {
-      *parts[i] = next->x;
-      next += round_up(floats[i], max_lanes) / max_lanes;
-    }
-  }
-  std::size_t bytes() const { return memory_.size() * sizeof(Line) + sizeof(*this); }
+/// What one thread works in; see KeyBlock. The features between d_v and v_width are never written: zeros.
+struct Scratch {
+  Scratch(std::int64_t d, std::int64_t d_v)
+      : memory({{&q, tile_q * d},
+                {&k_row, d},
+                {&k_transposed, d * tile_k},
+                {&v, tile_k * round_up(d_v, max_lanes)},
+                {&s, tile_q * tile_k},
+                {&o, tile_q * round_up(d_v, max_lanes)},
+                {&row_max, tile_q},
+                {&row_sum, tile_q * max_lanes}}) {}
+  std::size_t bytes() const { return memory.bytes() + sizeof(*this); }
 
   float *q, *k_row, *k_transposed, *v, *s, *o, *row_max, *row_sum;
   std::array<int, tile_q> visible;
-
- private:
-  struct alignas(64) Line {
-    float x[max_lanes];
-  };
-  std::vector<Line> memory_;  // zeros: the features between d_v and v_width are never written
+  FloatArrays memory;
 };
-
-template <class T>
-const T* features(const TensorRef& tensor, std::int64_t batch, std::int64_t token, std::int64_t head) {
-  return static_cast<const T*>(tensor.data) + batch * tensor.stride[0] + token * tensor.stride[1] +
-         head * tensor.stride[2];
-}
 
 /// Tiles of the query rows that read one key/value head. The heads of a group are interleaved: packed row r is row
 /// r / group of head r % group, so that a block of K and V is converted once for all of them.
@@ -132,7 +96,7 @@ class Forward {
     const float sign = p_.softmax_scale < 0 ? -1.0f : 1.0f;
     for (int r = 0; r < rows; ++r) {
       const std::int64_t row = first_row + r;
-      const T* from = features<T>(p_.q, batch, row / p_.group(), head(kv_head, row));
+      const T* from = features<const T>(p_.q, batch, row / p_.group(), head(kv_head, row));
       for (std::int64_t c = 0; c < p_.d; ++c) q[r * p_.d + c] = sign * to_float(from[c]);
     }
   }
@@ -140,10 +104,10 @@ class Forward {
   void load_kv(std::int64_t batch, std::int64_t kv_head, std::int64_t first_key, int keys, int v_width,
                Scratch& scratch) const {
     for (int j = 0; j < keys; ++j) {
-      const T* k = features<T>(p_.k, batch, first_key + j, kv_head);
+      const T* k = features<const T>(p_.k, batch, first_key + j, kv_head);
       for (std::int64_t c = 0; c < p_.d; ++c) scratch.k_row[c] = to_float(k[c]);
       for (std::int64_t c = 0; c < p_.d; ++c) scratch.k_transposed[c * tile_k + j] = scratch.k_row[c];
-      const T* v = features<T>(p_.v, batch, first_key + j, kv_head);
+      const T* v = features<const T>(p_.v, batch, first_key + j, kv_head);
       for (std::int64_t c = 0; c < p_.d_v; ++c) scratch.v[j * v_width + c] = to_float(v[c]);
     }
   }
@@ -155,7 +119,7 @@ class Forward {
     float sum = 0;
     for (int lane = 0; lane < max_lanes; ++lane) sum += block.row_sum[r * max_lanes + lane];
 
-    T* o = const_cast<T*>(features<T>(p_.o, batch, row, h));
+    T* o = features<T>(p_.o, batch, row, h);
     for (std::int64_t c = 0; c < p_.d_v; ++c) o[c] = from_float<T>(blind ? 0.0f : block.o[r * block.v_width + c] / sum);
     if (p_.lse == nullptr) return;
     double lse = -std::numeric_limits<double>::infinity();
@@ -173,45 +137,12 @@ class Forward {
   float scale_log2_;
 };
 
-std::vector<Simd> find_usable_simds() {
-  std::vector<Simd> usable;
-#if defined(FA3_SIMD_avx512)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma")) {
-    usable.push_back({"avx512", avx512::attend});
-  }
-#endif
-#if defined(FA3_SIMD_avx2)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) usable.push_back({"avx2", avx2::attend});
-#endif
-#if defined(FA3_SIMD_sse2)
-  usable.push_back({"sse2", sse2::attend});
-#endif
-#if defined(FA3_SIMD_neon64)
-  usable.push_back({"neon64", neon64::attend});
-#endif
-  return usable;
-}
-
 }  // namespace
-
-std::span<const Simd> usable_simds() {
-  static const std::vector<Simd> usable = find_usable_simds();
-  return usable;
-}
-
-const char* simd_name() { return usable_simds().front().name; }
-
-const char* kernel_name() {
-  static const std::string& name = *new std::string(std::string("cpu_") + simd_name());
-  return name.c_str();
-}
 
 std::size_t scratch_bytes(std::int64_t d, std::int64_t d_v) { return Scratch(d, d_v).bytes(); }
 
 void forward(const ForwardProblem& problem) {
-  const double useful = std::clamp(problem.flops() / flops_per_thread, 1.0, 1e6);
-  forward(problem, usable_simds().front(), std::min(thread_limit(), int(useful)));
+  forward(problem, usable_simds().front(), useful_threads(problem.flops()));
 }
 
 void forward(const ForwardProblem& problem, const Simd& simd, int threads) {

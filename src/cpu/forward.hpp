@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
+#include <cstdint>
 
-#include "cpu/key_block.hpp"
+#include "cpu/simd.hpp"
 #include "problem.hpp"
 
 namespace fa3::cpu {
@@ -20,14 +20,5 @@ void forward(const ForwardProblem& problem, const Simd& simd, int threads);
 
 /// Working memory of one thread, in bytes.
 std::size_t scratch_bytes(std::int64_t d, std::int64_t d_v);
-
-/// The instruction sets of this build that this machine can run, widest first; never empty.
-std::span<const Simd> usable_simds();
-
-/// Name of the instruction set forward() uses on this machine, for example "avx2".
-const char* simd_name();
-
-/// "cpu_" and that name; never freed.
-const char* kernel_name();
 
 }  // namespace fa3::cpu

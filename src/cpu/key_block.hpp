@@ -1,4 +1,4 @@
-// One step of the tiled forward pass, compiled once per instruction set, and the list of those sets.
+// One step of the tiled forward pass, compiled once per instruction set.
 #pragma once
 
 namespace fa3::cpu {
@@ -21,12 +21,6 @@ struct KeyBlock {
   float* o;                   // [rows][v_width] weighted sum of v
   float* row_max;             // [rows] largest score so far, unscaled; -inf at first
   float* row_sum;             // [rows][max_lanes] sum of the weights, spread over the lanes
-};
-
-/// An instruction set: its name and the function that lets a tile attend to one more block of keys.
-struct Simd {
-  const char* name;
-  void (*attend)(const KeyBlock& block);
 };
 
 }  // namespace fa3::cpu

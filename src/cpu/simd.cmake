@@ -1,5 +1,6 @@
-# Compiles cpu/attend.hpp once per instruction set into fa3_objects. Which of them a machine can run is asked at run
-# time (cpu/forward.cpp); nothing outside attend.hpp is compiled for more than the baseline of the platform.
+# Compiles the vector kernels, cpu/attend.hpp and cpu/differentiate.hpp, once per instruction set into fa3_objects. Which
+# of them a machine can run is asked at run time (cpu/simd.cpp); nothing else is compiled for more than the baseline of
+# the platform.
 include(CheckCXXCompilerFlag)
 
 find_path(FA3_XSIMD_INCLUDE_DIR xsimd/xsimd.hpp DOC "Directory of xsimd/xsimd.hpp, version 8.1 or newer")
@@ -28,11 +29,11 @@ foreach(simd IN LISTS FA3_SIMDS)
     continue()
   endif()
   set(source ${CMAKE_CURRENT_BINARY_DIR}/cpu/attend_${simd}.cpp)
-  file(CONFIGURE OUTPUT ${source} CONTENT "#define FA3_SIMD ${simd}\n#include \"cpu/attend.hpp\"\n")
+  file(CONFIGURE OUTPUT ${source} CONTENT "#define FA3_SIMD ${simd}\n#include \"cpu/attend.hpp\"\n#include \"cpu/differentiate.hpp\"\n")
   target_sources(fa3_objects PRIVATE ${source})
   # Why: GCC 12 takes the deliberately undefined operands in its own AVX-512 header for a mistake (GCC bug 105593).
   set(quiet "$<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized;-Wno-maybe-uninitialized>")
   set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "${FA3_SIMD_FLAGS_${simd}};${quiet}")
-  set_property(SOURCE cpu/forward.cpp APPEND PROPERTY COMPILE_DEFINITIONS FA3_SIMD_${simd})
+  set_property(SOURCE cpu/simd.cpp APPEND PROPERTY COMPILE_DEFINITIONS FA3_SIMD_${simd})
 endforeach()
 target_sources(fa3_objects PRIVATE cpu/threads.cpp)

@@ -42,6 +42,11 @@ int thread_limit() {
   return std::min(wanted, cores);
 }
 
+int useful_threads(double flops) {
+  constexpr double flops_per_thread = 4e6;  // below that starting a thread costs more than it saves
+  return std::min(thread_limit(), int(std::clamp(flops / flops_per_thread, 1.0, 1e6)));
+}
+
 void parallel_for(std::int64_t tasks, int threads, const std::function<void(std::int64_t, int)>& task) {
   std::atomic<std::int64_t> next = 0;
   const auto work = [&](int thread) {

@@ -10,6 +10,9 @@ namespace fa3::cpu {
 /// Throws Error(FA3_INVALID_ARGUMENT) if that is set to anything but a positive integer.
 int thread_limit();
 
+/// As many of them as work of so many operations can use.
+int useful_threads(double flops);
+
 /// Calls task(index, thread) for every index in [0, tasks), thread in [0, threads), one call per thread at a time;
 /// returns when all are done. Lower indices start first. `task` must not throw. Thread 0 is the caller; where the
 /// system refuses further threads the others do their work.

@@ -3,22 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <system_error>
-#include <thread>
 
 #include "dtype.hpp"
+#include "reference/share_out.hpp"
 
 namespace fa3::reference {
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
-
-/// The features of one token of one head.
-template <class T>
-const T* features(const TensorRef& tensor, std::int64_t batch, std::int64_t token, std::int64_t head) {
-  return static_cast<const T*>(tensor.data) + batch * tensor.stride[0] + token * tensor.stride[1] +
-         head * tensor.stride[2];
-}
 
 template <class T>
 double exact_row(const ForwardProblem& p, std::int64_t batch, std::int64_t head, std::int64_t row, double* o) {
@@ -26,11 +18,11 @@ double exact_row(const ForwardProblem& p, std::int64_t batch, std::int64_t head,
   std::fill_n(o, p.d_v, 0.0);
   if (keys == 0) return -infinity;
 
-  const T* q = features<T>(p.q, batch, row, head);
+  const T* q = features<const T>(p.q, batch, row, head);
   std::vector<double> s(static_cast<std::size_t>(keys));
   double max = -infinity;
   for (std::int64_t j = 0; j < keys; ++j) {
-    const T* k = features<T>(p.k, batch, j, kv_head);
+    const T* k = features<const T>(p.k, batch, j, kv_head);
     double dot = 0;
     for (std::int64_t c = 0; c < p.d; ++c) dot += double(to_float(q[c])) * double(to_float(k[c]));
     s[j] = double(p.softmax_scale) * dot;
@@ -38,7 +30,7 @@ double exact_row(const ForwardProblem& p, std::int64_t batch, std::int64_t head,
   }
   double sum = 0;
   for (std::int64_t j = 0; j < keys; ++j) {
-    const T* v = features<T>(p.v, batch, j, kv_head);
+    const T* v = features<const T>(p.v, batch, j, kv_head);
     const double weight = std::exp(s[j] - max);
     sum += weight;
     for (std::int64_t c = 0; c < p.d_v; ++c) o[c] += weight * double(to_float(v[c]));
@@ -55,11 +47,11 @@ double plain_row(const ForwardProblem& p, bool round_scores, std::int64_t batch,
   std::fill_n(o, p.d_v, 0.0);
   if (keys == 0) return -infinity;
 
-  const T* q = features<T>(p.q, batch, row, head);
+  const T* q = features<const T>(p.q, batch, row, head);
   std::vector<float> s(static_cast<std::size_t>(keys));
   float max = -std::numeric_limits<float>::infinity();
   for (std::int64_t j = 0; j < keys; ++j) {
-    const T* k = features<T>(p.k, batch, j, kv_head);
+    const T* k = features<const T>(p.k, batch, j, kv_head);
     float dot = 0;
     for (std::int64_t c = 0; c < p.d; ++c) dot += to_float(q[c]) * to_float(k[c]);
     s[j] = round_scores ? round(p.softmax_scale * dot) : p.softmax_scale * dot;
@@ -72,7 +64,7 @@ double plain_row(const ForwardProblem& p, bool round_scores, std::int64_t batch,
   }
   std::vector<float> acc(static_cast<std::size_t>(p.d_v));
   for (std::int64_t j = 0; j < keys; ++j) {
-    const T* v = features<T>(p.v, batch, j, kv_head);
+    const T* v = features<const T>(p.v, batch, j, kv_head);
     const float weight = round(s[j] / sum);
     for (std::int64_t c = 0; c < p.d_v; ++c) acc[c] += weight * to_float(v[c]);
   }
@@ -80,29 +72,17 @@ double plain_row(const ForwardProblem& p, bool round_scores, std::int64_t batch,
   return max + std::log(sum);
 }
 
-/// Calls row_function(batch, head, row, o) -> lse for every row. Thread t takes every threads-th row, so that causal
-/// rows, which grow longer and longer, are shared out evenly.
+/// Calls row_function(batch, head, row, o) -> lse for every row.
 template <class RowFunction>
 Result all_rows(const ForwardProblem& p, int threads, RowFunction row_function) {
   Result result;
   result.o.resize(static_cast<std::size_t>(p.batch * p.seqlen_q * p.heads * p.d_v));
   result.lse.resize(static_cast<std::size_t>(p.batch * p.heads * p.seqlen_q));
-  const auto share = [&](std::int64_t first, std::int64_t step) {
-    for (std::int64_t i = first; i < p.batch * p.heads * p.seqlen_q; i += step) {
-      const std::int64_t row = i % p.seqlen_q, head = i / p.seqlen_q % p.heads, batch = i / p.seqlen_q / p.heads;
-      double* o = result.o.data() + ((batch * p.seqlen_q + row) * p.heads + head) * p.d_v;
-      result.lse[i] = row_function(p, batch, head, row, o);
-    }
-  };
-  std::vector<std::jthread> others;
-  try {
-    for (int t = 1; t < threads; ++t) others.emplace_back(share, t, threads);
-  } catch (const std::system_error&) {
-    // No more threads: this one takes their shares.
-  }
-  share(0, std::max(threads, 1));
-  for (int t = 1 + int(others.size()); t < threads; ++t) share(t, threads);
-  others.clear();  // joins
+  share_out(p.batch * p.heads * p.seqlen_q, threads, [&](std::int64_t i) {
+    const std::int64_t row = i % p.seqlen_q, head = i / p.seqlen_q % p.heads, batch = i / p.seqlen_q / p.heads;
+    double* o = result.o.data() + ((batch * p.seqlen_q + row) * p.heads + head) * p.d_v;
+    result.lse[i] = row_function(p, batch, head, row, o);
+  });
   return result;
 }
 
@@ -127,10 +107,10 @@ Result plain_forward(const ForwardProblem& problem, int threads, bool round_scor
 
 double score_magnitude(const ForwardProblem& p, std::int64_t batch, std::int64_t head, std::int64_t row) {
   return with_dtype(p.dtype, [&]<class T>(T) {
-    const T* q = features<T>(p.q, batch, row, head);
+    const T* q = features<const T>(p.q, batch, row, head);
     double largest = 0;
     for (std::int64_t j = 0; j < p.visible_keys(row); ++j) {
-      const T* k = features<T>(p.k, batch, j, head / p.group());
+      const T* k = features<const T>(p.k, batch, j, head / p.group());
       double sum = 0;
       for (std::int64_t c = 0; c < p.d; ++c) sum += std::abs(double(to_float(q[c])) * double(to_float(k[c])));
       largest = std::max(largest, sum);

@@ -28,8 +28,9 @@ static fa3_tensor dense(float* data) {
 }
 
 int main(void) {
-  float q[count], k[count], v[count], o[count], lse[heads * seqlen];
+  float q[count], k[count], v[count], o[count], lse[heads * seqlen], d_o[count], dq[count], dk[count], dv[count];
   fa3_forward_params params;
+  fa3_backward_params backward;
   size_t workspace_bytes = 1;
   const char* kernel = NULL;
   int i;
@@ -39,6 +40,8 @@ int main(void) {
     k[i] = 0.0f;
     v[i] = i < heads * d ? 1.0f : 2.0f;
     o[i] = -1.0f;
+    d_o[i] = 1.0f;
+    dq[i] = dk[i] = dv[i] = -1.0f;
   }
 
   memset(&params, 0, sizeof params);
@@ -67,6 +70,43 @@ int main(void) {
   expect(strcmp(fa3_last_error(), "") == 0, "fa3_last_error: empty after success");
   for (i = 0; i < count; ++i) expect(o[i] == 1.5f, "o is the mean of v");
   for (i = 0; i < heads * seqlen; ++i) expect(fabs(lse[i] - log(2.0)) < 1e-6, "lse = log(2)");
+
+  memset(&backward, 0, sizeof backward);
+  backward.struct_size = sizeof backward;
+  backward.api_version = FA3_API_VERSION;
+  backward.device = FA3_DEVICE_CPU;
+  backward.batch = 1;
+  backward.heads = backward.kv_heads = heads;
+  backward.seqlen_q = backward.seqlen_k = seqlen;
+  backward.d = backward.d_v = d;
+  backward.d_o = dense(d_o);
+  backward.q = dense(q);
+  backward.k = dense(k);
+  backward.v = dense(v);
+  backward.o = dense(o);
+  backward.dq = dense(dq);
+  backward.dk = dense(dk);
+  backward.dv = dense(dv);
+  backward.lse = lse;
+  memcpy(backward.lse_stride, params.lse_stride, sizeof backward.lse_stride);
+  backward.deterministic = 1;
+  kernel = NULL;
+  workspace_bytes = 1;
+  expect(fa3_backward_supported(&backward) == FA3_OK, "fa3_backward_supported");
+  expect(fa3_backward_kernel(&backward, &kernel) == FA3_OK && strncmp(kernel, "cpu_", 4) == 0, "fa3_backward_kernel");
+  expect(fa3_backward_workspace_size(&backward, &workspace_bytes) == FA3_OK, "fa3_backward_workspace_size");
+  expect(workspace_bytes == 0, "no workspace on the cpu");
+  expect(fa3_backward(&backward, NULL, 0, NULL) == FA3_OK, "fa3_backward");
+  /* P is 1/2, dP 8 and 16, D 12: dS is -2 and 2. The keys are 0, the queries 1, and the scale is 1 / sqrt(8). */
+  for (i = 0; i < count; ++i) {
+    const double sign = i < heads * d ? -1.0 : 1.0;
+    expect(dq[i] == 0.0f, "dq is 0");
+    expect(fabs(dk[i] - sign * 4.0 / sqrt(8.0)) < 1e-5, "dk is 2 dS scale");
+    expect(fabs(dv[i] - 1.0) < 1e-6, "dv is half of both rows of dO");
+  }
+  backward.lse = NULL;
+  expect(fa3_backward(&backward, NULL, 0, NULL) == FA3_INVALID_ARGUMENT, "no lse is refused");
+  expect(strstr(fa3_last_error(), "lse is null") != NULL, "fa3_last_error names lse");
 
   params.d = 12;
   expect(fa3_forward(&params, NULL, 0, NULL) == FA3_INVALID_ARGUMENT, "d = 12 is refused");

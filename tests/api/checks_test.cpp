@@ -3,11 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 
+#include "backward_data.hpp"
 #include "problem_data.hpp"
 
 namespace fa3::api {
@@ -36,6 +40,33 @@ TEST(CheckForward, SmMarginReachesTheProblem) {
   EXPECT_EQ(check_forward(&data.params).sm_margin, 7);
   data.params.struct_size = offsetof(fa3_forward_params, sm_margin);
   EXPECT_EQ(check_forward(&data.params).sm_margin, 0);
+}
+
+TEST(CheckBackward, TheProblemIsTheCallersWithDefaultsFilledIn) {
+  test::BackwardData data;
+  data.params.sm_margin = 7;
+  data.params.deterministic = 1;
+  data.params.causal = 1;
+  const BackwardProblem p = check_backward(&data.params);
+  EXPECT_EQ(p.sm_margin, 7);
+  EXPECT_TRUE(p.deterministic);
+  EXPECT_TRUE(p.causal);
+  EXPECT_EQ(p.softmax_scale, 0.25f);
+  EXPECT_EQ(p.lse, data.lse.data());
+  EXPECT_EQ(p.lse_stride, (std::array<std::int64_t, 3>{12, 3, 1}));
+  using Shape = std::array<std::int64_t, 4>;
+  for (const auto& [tensor, given, shape] : {std::tuple{&p.d_o, &data.params.d_o, Shape{2, 3, 4, 8}},
+                                             {&p.q, &data.params.q, Shape{2, 3, 4, 16}},
+                                             {&p.k, &data.params.k, Shape{2, 5, 2, 16}},
+                                             {&p.v, &data.params.v, Shape{2, 5, 2, 8}},
+                                             {&p.o, &data.params.o, Shape{2, 3, 4, 8}},
+                                             {&p.dq, &data.params.dq, Shape{2, 3, 4, 16}},
+                                             {&p.dk, &data.params.dk, Shape{2, 5, 2, 16}},
+                                             {&p.dv, &data.params.dv, Shape{2, 5, 2, 8}}}) {
+    EXPECT_EQ(tensor->data, given->data);
+    EXPECT_EQ(tensor->shape, shape);
+    EXPECT_TRUE(std::equal(tensor->stride.begin(), tensor->stride.end(), given->stride));
+  }
 }
 
 std::set<std::uintptr_t> bytes_of(const ByteBox& box) {

@@ -1,6 +1,7 @@
 // The C++ layer: what fa3.hpp checks itself (shapes, devices), and that it hands everything else on.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <string>
@@ -107,6 +108,96 @@ TEST_F(CppLayer, DeviceOfV) {
 TEST_F(CppLayer, TheLibrarysReasonIsHandedOn) {
   k.dtype = Dtype::bf16;
   expect_refused({"k.dtype", "q.dtype"});
+}
+
+class CppLayerBackward : public CppLayer {
+ protected:
+  ConstTensor d_o{memory.data(), Shape{2, 3, 4, 8}, Dtype::f32, Device::cpu};
+  ConstTensor o_in{memory.data(), Shape{2, 3, 4, 8}, Dtype::f32, Device::cpu};
+  std::vector<float> lse_memory = std::vector<float>(24, 4 + std::log(5.f));
+  ConstRowTensor lse_in{lse_memory.data(), {2, 4, 3}, Dtype::f32, Device::cpu};
+  Tensor dq{out.data(), Shape{2, 3, 4, 16}, Dtype::f32, Device::cpu};
+  Tensor dk{out.data() + 512, Shape{2, 5, 2, 16}, Dtype::f32, Device::cpu};
+  Tensor dv{out.data() + 1024, Shape{2, 5, 2, 8}, Dtype::f32, Device::cpu};
+
+  Status call(const BackwardOptions& options = {}) { return backward(d_o, q, k, v, o_in, lse_in, dq, dk, dv, options); }
+  void expect_backward_refused(const std::vector<std::string>& words) {
+    const Status status = call();
+    EXPECT_EQ(status.code(), FA3_INVALID_ARGUMENT);
+    for (const std::string& word : words)
+      EXPECT_NE(status.message().find(word), std::string::npos) << "no \"" << word << "\" in: " << status.message();
+    for (float x : out) ASSERT_EQ(x, -1.f);
+    std::size_t bytes = 77;
+    EXPECT_FALSE(backward_workspace_size(d_o, q, k, v, o_in, lse_in, dq, dk, dv, {}, bytes));
+    EXPECT_EQ(bytes, 77u);
+    EXPECT_FALSE(backward_supported(d_o, q, k, v, o_in, lse_in, dq, dk, dv));
+    const char* name = nullptr;
+    EXPECT_FALSE(backward_kernel(d_o, q, k, v, o_in, lse_in, dq, dk, dv, {}, name));
+    EXPECT_EQ(name, nullptr);
+  }
+};
+
+TEST_F(CppLayerBackward, Gradients) {
+  const Status status = call();
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_NEAR(out[0], 0, 1e-6);
+  EXPECT_NEAR(out[1024], 1.2f, 1e-6);
+  std::size_t bytes = 1;
+  const char* name = nullptr;
+  ASSERT_TRUE(backward_workspace_size(d_o, q, k, v, o_in, lse_in, dq, dk, dv, {}, bytes).ok());
+  ASSERT_TRUE(backward_supported(d_o, q, k, v, o_in, lse_in, dq, dk, dv).ok());
+  ASSERT_TRUE(backward_kernel(d_o, q, k, v, o_in, lse_in, dq, dk, dv, {}, name).ok());
+  EXPECT_EQ(bytes, 0u);
+  EXPECT_TRUE(std::string(name).starts_with("cpu_")) << name;
+}
+
+TEST_F(CppLayerBackward, OptionsReachTheLibrary) {
+  std::fill(lse_memory.begin(), lse_memory.end(), std::log(5.f));
+  ASSERT_TRUE(call({.softmax_scale = 0.f, .deterministic = true}).ok());
+  EXPECT_NEAR(out[1024], 1.2f, 1e-6);
+  ASSERT_TRUE(call({.causal = true, .softmax_scale = 0.f}).ok());
+  EXPECT_NEAR(out[1024 + 4 * 2 * 8], 0.4f, 1e-6);  // the last key is seen by the last of three rows only
+  const Status status = call({.sm_margin = -5});
+  EXPECT_NE(status.message().find("sm_margin is -5"), std::string::npos) << status.message();
+}
+
+TEST_F(CppLayerBackward, ShapeOfDo) {
+  d_o.shape[1] = 4;
+  expect_backward_refused({"d_o: shape is [2, 4, 4, 8]", "[batch, seqlen_q, heads, d_v] = [2, 3, 4, 8]"});
+}
+
+TEST_F(CppLayerBackward, ShapeOfO) {
+  o_in.shape[3] = 16;
+  expect_backward_refused({"o: shape is [2, 3, 4, 16]", "[2, 3, 4, 8]"});
+}
+
+TEST_F(CppLayerBackward, ShapeOfLse) {
+  lse_in.shape = {2, 3, 4};
+  expect_backward_refused({"lse: shape is [2, 3, 4]", "[batch, heads, seqlen_q] = [2, 4, 3]"});
+}
+
+TEST_F(CppLayerBackward, DtypeOfLse) {
+  lse_in.dtype = Dtype::bf16;
+  expect_backward_refused({"lse", "f32"});
+}
+
+TEST_F(CppLayerBackward, ShapesOfGradients) {
+  dq.shape[3] = 8;
+  expect_backward_refused({"dq: shape is [2, 3, 4, 8]", "[batch, seqlen_q, heads, d] = [2, 3, 4, 16]"});
+  dq.shape[3] = 16, dk.shape[2] = 4;
+  expect_backward_refused({"dk: shape is [2, 5, 4, 16]", "[batch, seqlen_k, kv_heads, d] = [2, 5, 2, 16]"});
+  dk.shape[2] = 2, dv.shape[1] = 3;
+  expect_backward_refused({"dv: shape is [2, 3, 2, 8]", "[batch, seqlen_k, kv_heads, d_v] = [2, 5, 2, 8]"});
+}
+
+TEST_F(CppLayerBackward, DeviceOfDv) {
+  dv.device = Device::cuda;
+  expect_backward_refused({"dv", "device"});
+}
+
+TEST_F(CppLayerBackward, TheLibrarysReasonIsHandedOn) {
+  d_o.dtype = Dtype::bf16;
+  expect_backward_refused({"d_o.dtype", "q.dtype"});
 }
 
 }  // namespace

@@ -68,11 +68,11 @@ TEST_P(Judge, PassesWhatIsRight) {
   const Verdict verdict = verdict_after(c, [](const Tensor&, const RowTensor&) {});
   EXPECT_TRUE(verdict.passed) << verdict.message;
   EXPECT_EQ(verdict.rows, 2 * 20 * 4);
-  EXPECT_GT(verdict.o_allowed, 0);
+  EXPECT_GT(verdict.o.allowed, 0);
 }
 
 TEST_P(Judge, FindsOneElementOffByThreeTolerances) {
-  const double allowed = verdict_after(c, [](const Tensor&, const RowTensor&) {}).o_allowed;
+  const double allowed = verdict_after(c, [](const Tensor&, const RowTensor&) {}).o.allowed;
   const Verdict verdict = verdict_after(c, on_element([&](auto* x) { add(x, 3 * allowed); }));
   EXPECT_FALSE(verdict.passed);
   EXPECT_NE(verdict.message.find("at batch 1, row 7, head 2, feature 5"), std::string::npos) << verdict.message;

@@ -8,6 +8,7 @@
 #include <bit>
 #include <cmath>
 #include <csignal>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -17,6 +18,8 @@
 
 namespace fa3::cli {
 namespace {
+
+using Shape4 = std::array<std::int64_t, 4>;
 
 struct Outcome {
   int code;
@@ -159,6 +162,16 @@ TEST_F(Command, RefusesBadUsage) {
                                 "bench --plot x.json --peers",
                                 "bench --sm-margin -1",
                                 "run --out o.npy --sm-margin x",
+                                "run --q q --k k --v v",
+                                "run --out o.npy --do do.npy",
+                                "run --out o.npy --deterministic",
+                                "run --backward",
+                                "run --backward --do do.npy --o o.npy",
+                                "run --backward --do do.npy --lse lse.npy",
+                                "run --backward --do do.npy --expected dq.npy",
+                                "bench --op sideways",
+                                "bench --deterministic",
+                                "bench --deterministic --peers",
                                 "check --device sim --sm-margin 2",
                                 "bench --causal --full",
                                 "bench --lib x.so",
@@ -211,6 +224,150 @@ TEST_F(Command, RunComputesAttention) {
   ASSERT_TRUE(status) << status.message();
   EXPECT_EQ(o.data, o_wanted);
   EXPECT_EQ(lse.data, lse_wanted);
+}
+
+/// The gradients through the library, for what is in the files.
+class BackwardCommand : public Command {
+ protected:
+  void write_all(const std::string& descr, const std::vector<int>& q, const std::vector<int>& k,
+                 const std::vector<int>& v, const std::vector<int>& d_o) const {
+    write_inputs(descr, q, k, v);
+    write_file(path("do.npy"), ramp(descr, d_o));
+  }
+  Outcome run_backward(const std::string& more = "") const {
+    return fa3("run --backward --device cpu" + inputs() + " --do " + path("do.npy") + " --out " + path("") + " " +
+               more);
+  }
+  /// That `outcome` is an error of bad input that says `what`, and that no gradient was left.
+  void expect_no_gradients(const Outcome& outcome, const std::string& what) const {
+    expect_refused(outcome, what);
+    for (const char* name : {"dq.npy", "dk.npy", "dv.npy"}) EXPECT_FALSE(std::filesystem::exists(path(name))) << name;
+  }
+};
+
+TEST_F(BackwardCommand, RunComputesGradients) {
+  write_all("<f4", {2, 5, 4, 16}, {2, 7, 2, 16}, {2, 7, 2, 8}, {2, 5, 4, 8});
+  const Outcome outcome = run_backward("--causal --scale 0.5");
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* what :
+       {"dO: [2, 5, 4, 8] f32 from ", "device: cpu", "kernel: cpu_", "O and LSE are those of the forward", "TFLOP/s",
+        "against fp64: dQ off by ", "dv.npy: dv [2, 7, 2, 8] f32"})
+    EXPECT_NE(outcome.out.find(what), std::string::npos) << what << " in:\n" << outcome.out;
+
+  // The same through the library.
+  const Array q = load_npy(path("q.npy")), k = load_npy(path("k.npy")), v = load_npy(path("v.npy")),
+              d_o = load_npy(path("do.npy")), dq = load_npy(path("dq.npy")), dk = load_npy(path("dk.npy")),
+              dv = load_npy(path("dv.npy"));
+  EXPECT_EQ(dq.shape, q.shape);
+  EXPECT_EQ(dk.shape, k.shape);
+  EXPECT_EQ(dv.shape, v.shape);
+  const auto view = [](const auto& memory, std::array<std::int64_t, 4> shape) {
+    return ConstTensor(memory.data(), shape, Dtype::f32, Device::cpu);
+  };
+  const auto out = [](auto& memory, std::array<std::int64_t, 4> shape) {
+    return Tensor(memory.data(), shape, Dtype::f32, Device::cpu);
+  };
+  std::vector<std::byte> o(2 * 5 * 4 * 8 * 4), lse(2 * 4 * 5 * 4), dq_wanted(dq.data.size()), dk_wanted(dk.data.size()),
+      dv_wanted(dv.data.size());
+  const RowTensor lse_view(lse.data(), {2, 4, 5}, Dtype::f32, Device::cpu);
+  const Shape4 of_q{2, 5, 4, 16}, of_k{2, 7, 2, 16}, of_v{2, 7, 2, 8}, of_o{2, 5, 4, 8};
+  ASSERT_TRUE(forward(view(q.data, of_q), view(k.data, of_k), view(v.data, of_v), out(o, of_o), lse_view,
+                      {.causal = true, .softmax_scale = 0.5f})
+                  .ok());
+  ASSERT_TRUE(backward(view(d_o.data, of_o), view(q.data, of_q), view(k.data, of_k), view(v.data, of_v), view(o, of_o),
+                       lse_view, out(dq_wanted, of_q), out(dk_wanted, of_k), out(dv_wanted, of_v),
+                       {.causal = true, .softmax_scale = 0.5f})
+                  .ok());
+  EXPECT_EQ(dq.data, dq_wanted);
+  EXPECT_EQ(dk.data, dk_wanted);
+  EXPECT_EQ(dv.data, dv_wanted);
+}
+
+TEST_F(BackwardCommand, RunTakesOAndLseFromFiles) {
+  write_all("<f4", {5, 4, 16}, {7, 2, 16}, {7, 2, 8}, {5, 4, 8});
+  ASSERT_EQ(run("--lse " + path("lse.npy")).code, 0);
+  ASSERT_EQ(run_backward().code, 0);
+  const std::string dq = read_file(path("dq.npy"));
+  const std::string files = "--o " + path("o.npy") + " --lse " + path("lse.npy");
+  const Outcome outcome = run_backward(files);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("LSE: [4, 5] f32 from "), std::string::npos) << outcome.out;
+  EXPECT_EQ(read_file(path("dq.npy")), dq);
+
+  // LSE of more keys than these: all weights are smaller, and so is dV.
+  const auto largest = [&] {
+    const Array dv = load_npy(path("dv.npy"));
+    float most = 0;
+    for (std::size_t i = 0; i < dv.data.size(); i += 4) {
+      float x;
+      std::memcpy(&x, dv.data.data() + i, 4);
+      most = std::max(most, std::abs(x));
+    }
+    return most;
+  };
+  const float before = largest();
+  Array lse = load_npy(path("lse.npy"));
+  std::vector<float> values(4 * 5);
+  std::memcpy(values.data(), lse.data.data(), lse.data.size());
+  for (float& x : values) x += 3;
+  write_file(path("lse.npy"), npy_bytes(npy_dict("<f4", "(4, 5)"), raw(values)));
+  const Outcome merged = run_backward(files);
+  ASSERT_EQ(merged.code, 0) << merged.err;
+  EXPECT_NEAR(largest(), before * std::exp(-3.0f), 1e-5 * before);
+}
+
+TEST_F(BackwardCommand, RunWritesBf16AsF32AndF16AsItIs) {
+  write_all("|V2", {1, 3, 1, 8}, {1, 3, 1, 8}, {1, 3, 1, 8}, {1, 3, 1, 8});
+  const Outcome outcome = run_backward();
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("holds the bf16 result exactly"), std::string::npos) << outcome.out;
+  EXPECT_EQ(load_npy(path("dk.npy")).dtype, FileDtype::f32);
+  ASSERT_EQ(run_backward("--dtype f16").code, 0);
+  EXPECT_EQ(load_npy(path("dk.npy")).dtype, FileDtype::f16);
+}
+
+TEST_F(BackwardCommand, RunTakesEmptyArrays) {
+  write_all("<f4", {1, 3, 2, 8}, {1, 0, 2, 8}, {1, 0, 2, 8}, {1, 3, 2, 8});
+  ASSERT_EQ(run_backward().code, 0);
+  EXPECT_EQ(load_npy(path("dq.npy")).data, std::vector<std::byte>(3 * 2 * 8 * 4));
+  write_all("<f4", {1, 0, 2, 8}, {1, 3, 2, 8}, {1, 3, 2, 8}, {1, 0, 2, 8});
+  ASSERT_EQ(run_backward().code, 0);
+  EXPECT_EQ(load_npy(path("dv.npy")).data, std::vector<std::byte>(3 * 2 * 8 * 4));
+}
+
+TEST_F(BackwardCommand, RunRefusesWhatDisagrees) {
+  write_all("<f4", {1, 4, 2, 8}, {1, 5, 2, 8}, {1, 5, 2, 16}, {1, 4, 2, 16});
+  ASSERT_EQ(run("--lse " + path("lse.npy")).code, 0);
+  const std::string o = read_file(path("o.npy")), lse = read_file(path("lse.npy"));
+  std::filesystem::remove(path("o.npy"));
+  std::filesystem::remove(path("lse.npy"));
+  write_file(path("of_o"), o);
+  const auto with = [&](const std::string& lse_bytes) {
+    write_file(path("of_lse"), lse_bytes);
+    return run_backward("--o " + path("of_o") + " --lse " + path("of_lse"));
+  };
+  expect_no_gradients(with(ramp("<f8", {1, 2, 4})), path("of_lse") + ": element type of LSE is f64; it must be f32");
+  expect_no_gradients(with(ramp("<f4", {2, 4})), "LSE has shape [2, 4]; it must be [batch, heads, seqlen_q]");
+  expect_no_gradients(with(ramp("<f4", {1, 4, 2})),
+                      "lse: shape is [1, 4, 2], expected [batch, heads, seqlen_q] = [1, 2, 4]");
+  write_file(path("of_o"), ramp("<f4", {1, 4, 2, 8}));
+  expect_no_gradients(with(lse), "o: shape is [1, 4, 2, 8], expected [batch, seqlen_q, heads, d_v] = [1, 4, 2, 16]");
+  write_file(path("of_o"), ramp("<f4", {4, 2, 16}));
+  expect_no_gradients(with(lse), "O has shape [4, 2, 16], but q has [1, 4, 2, 8]; all have a batch dimension or none");
+  write_file(path("do.npy"), ramp("<f4", {1, 4, 2, 8}));
+  expect_no_gradients(run_backward(),
+                      "d_o: shape is [1, 4, 2, 8], expected [batch, seqlen_q, heads, d_v] = [1, 4, 2, 16]");
+  write_file(path("do.npy"), ramp("<f4", {1, 5, 2, 16}));
+  expect_no_gradients(run_backward(), "d_o: shape is [1, 5, 2, 16], expected");
+  write_file(path("do.npy"), npy_bytes(npy_dict("<i4", "(1, 4, 2, 16)"), std::string(512, '\0')));
+  expect_no_gradients(run_backward(), path("do.npy") + ": element type is <i4");
+  std::filesystem::remove(path("do.npy"));
+  expect_no_gradients(run_backward(), path("do.npy") + ": cannot be opened");
+  write_all("<f4", {1, 4, 2, 12}, {1, 5, 2, 12}, {1, 5, 2, 16}, {1, 4, 2, 16});
+  expect_no_gradients(run_backward(), "d is 12; it must be a multiple of 8");
+  expect_no_gradients(
+      fa3("run --backward --device cpu" + inputs() + " --do " + path("do.npy") + " --out " + path("none")),
+      path("none/dq.npy") + ": cannot be written");
 }
 
 TEST_F(Command, RunTakesAnNpzWithoutBatch) {
@@ -469,6 +626,32 @@ TEST_F(Command, AblateWritesWhatItTimed) {
   EXPECT_EQ(result["ablation"][1].at("row"), "no_pipeline");
   EXPECT_GT(result["ablation"][1].at("tflops"), 0.0);
   EXPECT_FALSE(result["ablation"][1].contains("paper")) << "another shape than the paper's";
+}
+
+TEST_F(Command, CheckRunsBackwardCases) {
+  const Outcome outcome = fa3("check --device cpu --cases backward/lengths128/dtype=bf16/causal=true/seqlen_q=65");
+  EXPECT_EQ(outcome.code, 0) << outcome.out;
+  EXPECT_NE(outcome.out.find(": dQ off by "), std::string::npos) << outcome.out;
+  EXPECT_TRUE(outcome.out.ends_with("4 passed, 0 failed\n")) << outcome.out;
+}
+
+TEST_F(Command, BenchTimesTheBackwardPass) {
+  const std::string bench =
+      "bench --device cpu --d 64 --seqlen 128 --dtype f32 --batch 1 --heads 2 --kv-heads 1 --out " +
+      path("bench.json") + " ";
+  const auto row_of = [&](const std::string& more) {
+    const Outcome outcome = fa3(bench + more);
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return nlohmann::json::parse(read_file(path("bench.json"))).at("rows").at(0);
+  };
+  const auto row = row_of("--op backward --causal --deterministic");
+  EXPECT_EQ(row.at("op"), "backward");
+  EXPECT_EQ(row.at("deterministic"), true);
+  EXPECT_EQ(row.at("kv_heads"), 1);
+  EXPECT_TRUE(row.at("kernel").get<std::string>().starts_with("cpu_")) << row;
+  EXPECT_GT(row.at("tflops").get<double>(), 0);
+  EXPECT_FALSE(row_of("--op backward").contains("deterministic"));
+  EXPECT_EQ(row_of("--op forward").at("op"), "forward");
 }
 
 TEST_F(Command, BenchWritesItsRows) {

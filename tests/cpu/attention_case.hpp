@@ -105,7 +105,7 @@ class AttentionCase {
 
   ForwardProblem problem;
 
- private:
+ protected:
   static std::int64_t offset(const TensorRef& t, std::int64_t b, std::int64_t s, std::int64_t h, std::int64_t c) {
     return b * t.stride[0] + s * t.stride[1] + h * t.stride[2] + c;
   }
@@ -131,6 +131,7 @@ class AttentionCase {
     return tensor;
   }
 
+ private:
   std::vector<std::byte> q_memory_, k_memory_, v_memory_, o_memory_;
   std::vector<float> lse_memory_;
 };

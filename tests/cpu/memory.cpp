@@ -1,11 +1,13 @@
-// Shows that the working memory of the CPU backend does not grow with seqlen: counts what forward() allocates.
+// Shows that the working memory of the CPU backend does not grow with seqlen, but for two floats per row in the
+// backward pass: counts what it allocates.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <new>
 
-#include "attention_case.hpp"
+#include "cpu/backward.hpp"
 #include "cpu/forward.hpp"
+#include "gradient_case.hpp"
 
 namespace {
 std::atomic<std::size_t> allocated = 0;
@@ -26,18 +28,39 @@ void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std
 
 int main() {
   using namespace fa3;
-  const auto bytes_of = [](std::int64_t seqlen) {
-    const test::AttentionCase c({.heads = 2, .kv_heads = 2, .seqlen_q = seqlen, .seqlen_k = seqlen, .causal = true});
+  cpu::usable_simds();  // the list is made once and kept
+  constexpr std::int64_t short_seqlen = 128, long_seqlen = 2048, heads = 2;
+  const auto allocated_by = [](auto function) {
     const std::size_t before = allocated;
-    cpu::forward(c.problem, cpu::usable_simds().front(), 2);
+    function();
     return allocated - before;
   };
-  cpu::usable_simds();  // the list is made once and kept
-  const std::size_t small = bytes_of(128), large = bytes_of(2048), scratch = 2 * cpu::scratch_bytes(64, 64);
-  std::printf("allocated with 2 threads: %zu bytes at seqlen 128, %zu at seqlen 2048; scratch alone %zu\n", small,
-              large, scratch);
-  if (small != large || large < scratch || large > scratch + 4096) {
-    std::puts("FAILED: expected the scratch memory, a little for the threads, and nothing that depends on seqlen");
-    return 1;
-  }
+  bool right = true;
+  const auto compare = [&](const char* pass, auto bytes_of, std::size_t scratch, std::size_t per_row) {
+    const std::size_t small = bytes_of(short_seqlen), large = bytes_of(long_seqlen);
+    std::printf("%s: allocated with 2 threads: %zu bytes at seqlen %lld, %zu at %lld; scratch alone %zu\n", pass, small,
+                static_cast<long long>(short_seqlen), large, static_cast<long long>(long_seqlen), scratch);
+    const std::size_t rows = std::size_t((long_seqlen - short_seqlen) * heads);
+    if (large - small == rows * per_row && small >= scratch && large <= scratch + long_seqlen * heads * per_row + 8192)
+      return;
+    std::printf("FAILED: expected the scratch memory, a little for the threads, and %zu bytes per row\n", per_row);
+    right = false;
+  };
+  compare(
+      "forward",
+      [&](std::int64_t seqlen) {
+        const test::AttentionCase c(
+            {.heads = heads, .kv_heads = heads, .seqlen_q = seqlen, .seqlen_k = seqlen, .causal = true});
+        return allocated_by([&] { cpu::forward(c.problem, cpu::usable_simds().front(), 2); });
+      },
+      2 * cpu::scratch_bytes(64, 64), 0);
+  compare(
+      "backward",
+      [&](std::int64_t seqlen) {
+        const test::GradientCase c(
+            {.heads = heads, .kv_heads = heads, .seqlen_q = seqlen, .seqlen_k = seqlen, .causal = true});
+        return allocated_by([&] { cpu::backward(c.backward(), cpu::usable_simds().front(), 2); });
+      },
+      2 * cpu::gradient_scratch_bytes(64, 64), 2 * sizeof(float));
+  return right ? 0 : 1;
 }

@@ -2,8 +2,9 @@
 #include <chrono>
 #include <cstdio>
 
-#include "attention_case.hpp"
+#include "cpu/backward.hpp"
 #include "cpu/forward.hpp"
+#include "gradient_case.hpp"
 
 namespace {
 
@@ -25,16 +26,27 @@ int main() {
   using namespace fa3;
   constexpr int threads = 2;
   constexpr double promised = 5;
-  test::AttentionCase c({.heads = 8, .kv_heads = 8, .seqlen_q = 1024, .seqlen_k = 1024});
-  const double reference = best_of(2, [&] { reference::forward(c.problem, threads); });
-  std::printf("seqlen 1024, d 64, 8 heads, f16, %d threads\nreference: %.1f ms\n", threads, reference * 1e3);
+  test::GradientCase c({.heads = 8, .kv_heads = 8, .seqlen_q = 1024, .seqlen_k = 1024});
+  std::printf("seqlen 1024, d 64, 8 heads, f16, %d threads\n", threads);
   bool kept = true;
-  for (const cpu::Simd& simd : cpu::usable_simds()) {
-    const double time = best_of(5, [&] { cpu::forward(c.problem, simd, threads); });
-    const double ratio = reference / time;
-    std::printf("%-9s  %.1f ms, %.1f GFLOP/s, %.1fx\n", simd.name, time * 1e3, c.problem.flops() / time * 1e-9, ratio);
-    kept = kept && ratio >= promised;
-  }
+  const auto compare = [&](const char* pass, double flops, auto reference, auto library) {
+    const double slow = best_of(2, reference);
+    std::printf("%s, reference: %.1f ms\n", pass, slow * 1e3);
+    for (const cpu::Simd& simd : cpu::usable_simds()) {
+      const double time = best_of(5, [&] { library(simd); }), ratio = slow / time;
+      std::printf("%-9s  %.1f ms, %.1f GFLOP/s, %.1fx\n", simd.name, time * 1e3, flops / time * 1e-9, ratio);
+      kept = kept && ratio >= promised;
+    }
+  };
+  const reference::Result forward = reference::forward(c.problem, threads);
+  c.prepare(forward);
+  const BackwardProblem backward = c.backward();
+  compare(
+      "forward", c.problem.flops(), [&] { reference::forward(c.problem, threads); },
+      [&](const cpu::Simd& simd) { cpu::forward(c.problem, simd, threads); });
+  compare(
+      "backward", backward.flops(), [&] { reference::backward(backward, forward, threads); },
+      [&](const cpu::Simd& simd) { cpu::backward(backward, simd, threads); });
   if (!kept) std::printf("FAILED: expected at least %.0fx\n", promised);
   return kept ? 0 : 1;
 }
