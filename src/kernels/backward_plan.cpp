@@ -108,9 +108,12 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   main.group = int(problem.group());
   main.mask = {int(problem.seqlen_q), int(problem.seqlen_k), problem.causal};
   // Head by head, whose Q, dO and dQ then stay in L2; with a causal mask the last heads together, longest tiles first.
+  const std::int64_t read_bytes =
+      problem.group() * problem.seqlen_q * (problem.d + problem.d_v) * std::int64_t(element_bytes(problem.dtype));
   if (plan.key_tiles > 0)
     main.order = attention::make_tile_order(config.tile_kv, plan.key_tiles, int(problem.kv_heads), kv_sequences, 1,
-                                            problem.causal ? sm_count - problem.sm_margin : 0);
+                                            sm_count - problem.sm_margin,
+                                            attention::most_in_last_section(problem.causal, 1, read_bytes));
   main.scale = scale;
   main.scale_log2 = scale_log2;
 
