@@ -30,11 +30,19 @@ HOPPER_FUNCTION void tma_load_multicast(std::uint32_t address, const TensorMap& 
 /// thread. PTX ISA, "cp.async.bulk".
 HOPPER_FUNCTION void load_bytes(void* to, const void* from, int bytes, Mbarrier& barrier);
 
+/// Starts adding `bytes` of f32 from shared to global memory, each number atomically, in no particular order; one
+/// thread, after fence_async_shared() by those who wrote them. Both addresses and `bytes` are multiples of 16. Belongs
+/// to this thread's open store group. PTX ISA, "cp.reduce.async.bulk".
+HOPPER_FUNCTION void add_floats(float* to, const float* from, int bytes);
+
 /// Closes this thread's store group.
 HOPPER_FUNCTION void store_commit();
 /// Waits until all but the latest `pending` store groups of this thread have read their shared memory.
 template <int pending>
 HOPPER_FUNCTION void store_wait_read();
+/// The same until they have written to global memory, where this thread then sees it.
+template <int pending>
+HOPPER_FUNCTION void store_wait();
 
 /// Starts loading a whole tile; one thread. `at` is the tile's first element, the map's box must have `rows` rows.
 /// All Tile::bytes, zeros and padding included, count on `barrier`.

@@ -70,6 +70,41 @@ TEST_P(Grid, TakesTurnsInTheOrderOfTheCtas) {
   EXPECT_EQ(count.read()[0], unsigned(ctas));
 }
 
+/// Every warp of every CTA adds numbers of its own to the same places, through shared memory, twice from one buffer.
+struct BulkAdds {
+  static constexpr int threads = 128, floats = 96;
+  struct Arguments {
+    float* sum;
+  };
+  struct Shared {
+    alignas(16) float staged[threads / 32][floats];
+  };
+  HOPPER_FUNCTION static void run(Shared& shared, const Arguments& args) {
+    auto& mine = shared.staged[rank() / 32];
+    for (int i = 0; i < 2; ++i) {
+      if (rank() % 32 == 0) hopper::store_wait_read<0>();
+      hopper::warp_sync();
+      for (int j = rank() % 32; j < floats; j += 32) hopper::store_shared(mine[j], float(j + 100 * i + rank() / 32));
+      hopper::fence_async_shared();
+      hopper::warp_sync();
+      if (rank() % 32 == 0) {
+        hopper::add_floats(args.sum, mine, sizeof(mine));
+        hopper::store_commit();
+      }
+    }
+    if (rank() % 32 == 0) hopper::store_wait<0>();
+  }
+};
+
+TEST_P(Grid, AddsFromSharedMemory) {
+  constexpr int ctas = 30;
+  Buffer<float> sum(BulkAdds::floats, 0.5f);
+  launch<BulkAdds>({sum.data()}, ctas);
+  std::vector<float> expected;
+  for (int j = 0; j < BulkAdds::floats; ++j) expected.push_back(0.5f + ctas * (8.0f * float(j) + 412.0f));
+  EXPECT_EQ(sum.read(), expected);
+}
+
 /// Rows of numbers through a ring of two buffers.
 struct BulkRing {
   static constexpr int threads = 128, stages = 2, chunks = 24;

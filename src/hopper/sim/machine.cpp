@@ -235,15 +235,15 @@ struct Cluster::Region {
 };
 
 struct Cluster::Copy {
-  enum class Kind { load, store, add, word, bulk } kind;
+  enum class Kind { load, store, add, word, bulk_load, bulk_add } kind;
   bool done = false;
   hopper::TensorMapSpec spec{};
   hopper::Coordinates at{};
   int block = 0;
-  std::uint32_t word = 0;      // if it is one
-  const void* from = nullptr;  // of a bulk load
-  int length = 0;              // likewise, bytes
-  int rank = 0;                // of the CTA that `address` and `barrier` belong to
+  std::uint32_t word = 0;  // if it is one
+  void* global = nullptr;  // of a bulk copy
+  int length = 0;          // likewise, bytes
+  int rank = 0;            // of the CTA that `address` and `barrier` belong to
   std::uint32_t address = 0;
   std::uint64_t* barrier = nullptr;
   std::uint32_t phase = 0;  // the barrier's count of completed phases says that this has landed
@@ -252,10 +252,11 @@ struct Cluster::Copy {
   std::uint32_t number = 0;  // of a store: 1 + stores its thread issued before
   std::uint32_t id = 0;
   double finish = 0;
-  bool stores() const { return kind == Kind::store || kind == Kind::add; }
-  bool loads() const { return kind == Kind::load || kind == Kind::bulk; }
+  bool bulk() const { return kind == Kind::bulk_load || kind == Kind::bulk_add; }
+  bool stores() const { return kind == Kind::store || kind == Kind::add || kind == Kind::bulk_add; }
+  bool loads() const { return kind == Kind::load || kind == Kind::bulk_load; }
   int bytes() const {
-    return kind == Kind::word ? int(word_bytes) : kind == Kind::bulk ? length : int(spec.box_rows) * spec.swizzle_bytes;
+    return kind == Kind::word ? int(word_bytes) : bulk() ? length : int(spec.box_rows) * spec.swizzle_bytes;
   }
 };
 
@@ -1182,13 +1183,23 @@ void Cluster::tma_store(const hopper::TensorMap& map, hopper::Coordinates at, st
 
 void Cluster::bulk_load(void* to, const void* from, int bytes, std::uint64_t& barrier) {
   yield();
-  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0 || bytes <= 0 || bytes % 16 != 0)
-    fail("bulk load of " + to_string(bytes) + " bytes: they must begin at a multiple of 16 bytes and be one");
-  Copy copy{.kind = Copy::Kind::bulk, .rank = rank(), .address = shared_address(to)};
-  copy.spec.name = "a row of numbers";
-  copy.from = from;
-  copy.length = bytes;
+  Copy copy{.kind = Copy::Kind::bulk_load, .rank = rank(), .address = shared_address(to)};
   copy.barrier = &barrier;
+  start_bulk(copy, const_cast<void*>(from), bytes);
+}
+
+void Cluster::bulk_add(float* to, const void* from, int bytes) {
+  yield();
+  start_bulk({.kind = Copy::Kind::bulk_add, .rank = rank(), .address = shared_address(from), .number = ++self().stores},
+             to, bytes);
+}
+
+void Cluster::start_bulk(Copy copy, void* global, int bytes) {
+  if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0 || bytes <= 0 || bytes % 16 != 0)
+    fail("bulk copy of " + to_string(bytes) + " bytes: they must begin at a multiple of 16 bytes and be one");
+  copy.spec.name = "a row of numbers";
+  copy.global = global;
+  copy.length = bytes;
   start_tma(copy);
   self().time += 4;
 }
@@ -1209,11 +1220,11 @@ void Cluster::start_tma(Copy copy) {
   copy.id = next_id_++;
   const std::uint32_t bytes = std::uint32_t(copy.bytes());
   check_range(copy.address, bytes, load ? "TMA load" : "TMA store");
-  if (copy.kind != Copy::Kind::bulk) check_coordinates(copy);
+  if (!copy.bulk()) check_coordinates(copy);
   const std::uint32_t offset = offset_of(copy.rank, copy.address);
-  if (copy.kind == Copy::Kind::bulk && offset % chunk_bytes != 0)
+  if (copy.bulk() && offset % chunk_bytes != 0)
     fail(what + " to " + where(offset) + ": the address must be a multiple of 16 bytes");
-  if (copy.kind != Copy::Kind::bulk && offset % std::uint32_t(8 * copy.spec.swizzle_bytes) != 0)
+  if (!copy.bulk() && offset % std::uint32_t(8 * copy.spec.swizzle_bytes) != 0)
     fail(what + (load ? " to " : " from ") + where(offset) + ": the address must be a multiple of " +
          to_string(8 * copy.spec.swizzle_bytes) + " bytes, or the swizzle is not the one wgmma expects");
   Region* region = region_at(offset);
@@ -1299,7 +1310,11 @@ void Cluster::apply(Copy& copy) {
   const hopper::TensorMapSpec& spec = copy.spec;
   const std::uint32_t offset = offset_of(copy.rank, copy.address);
   if (copy.kind == Copy::Kind::word) std::memcpy(shared_ + offset, &copy.word, word_bytes);
-  if (copy.kind == Copy::Kind::bulk) std::memcpy(shared_ + offset, copy.from, std::size_t(copy.length));
+  if (copy.kind == Copy::Kind::bulk_load) std::memcpy(shared_ + offset, copy.global, std::size_t(copy.length));
+  if (copy.kind == Copy::Kind::bulk_add) {
+    for (int i = 0; i < copy.length / int(sizeof(float)); ++i)
+      static_cast<float*>(copy.global)[i] += reinterpret_cast<const float*>(shared_ + offset)[i];
+  }
   const std::int64_t position[4] = {copy.at.feature, copy.at.row, copy.at.head, copy.at.batch};
   for (std::uint32_t row = 0; row < spec.box_rows; ++row) {
     for (std::uint32_t feature = 0; feature < spec.box_features; ++feature) {

@@ -128,6 +128,7 @@ class Cluster {
   void tma_store(const hopper::TensorMap& map, hopper::Coordinates at, std::uint32_t address, bool add);
   /// 16-byte aligned bytes of global memory, to 16-byte aligned shared memory.
   void bulk_load(void* to, const void* from, int bytes, std::uint64_t& barrier);
+  void bulk_add(float* to, const void* from, int bytes);
   /// Other CTAs of the grid run before this one or after it, so a count that is not reached yet never will be.
   void wait_for_count(const unsigned& counter, unsigned count);
   void send_word(std::uint32_t& to, std::uint32_t value, std::uint64_t& barrier, int rank);
@@ -208,6 +209,7 @@ class Cluster {
   void barrier_complete_bytes(const Copy& copy);
   void barrier_check_phase(std::uint64_t& state, double time);
   void check_coordinates(const Copy& copy);
+  void start_bulk(Copy copy, void* global, int bytes);
   void start_tma(Copy copy);
   void apply(Copy& copy);
   bool next_product_ready(const Warpgroup& warpgroup) const;

@@ -7,8 +7,7 @@ namespace fa3::hopper::inline sim {
 inline void prefetch(const TensorMap&) {}
 
 inline void tma_load(std::uint32_t address, const TensorMap& map, Coordinates at, Mbarrier& barrier) {
-  simulator::Cluster::current().tma_load(address, map, at, barrier.state,
-                                           1u << simulator::Cluster::current().rank());
+  simulator::Cluster::current().tma_load(address, map, at, barrier.state, 1u << simulator::Cluster::current().rank());
 }
 
 inline void tma_load_multicast(std::uint32_t address, const TensorMap& map, Coordinates at, Mbarrier& barrier,
@@ -28,10 +27,20 @@ inline void load_bytes(void* to, const void* from, int bytes, Mbarrier& barrier)
   simulator::Cluster::current().bulk_load(to, from, bytes, barrier.state);
 }
 
+inline void add_floats(float* to, const float* from, int bytes) {
+  simulator::Cluster::current().bulk_add(to, from, bytes);
+}
+
 inline void store_commit() { simulator::Cluster::current().store_commit(); }
 
 template <int pending>
 inline void store_wait_read() {
+  simulator::Cluster::current().store_wait_read(pending);
+}
+
+// A copy that has been read has been written, too.
+template <int pending>
+inline void store_wait() {
   simulator::Cluster::current().store_wait_read(pending);
 }
 

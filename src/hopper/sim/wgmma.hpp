@@ -8,8 +8,7 @@ template <Element element, int columns>
 struct WgmmaSS {
   template <int accumulate, Major b_major = Major::depth>
   static void issue(float (&d)[columns / 2], std::uint64_t a, std::uint64_t b) {
-    simulator::Cluster::current().wgmma(element, columns, accumulate != 0, d, a, nullptr, b,
-                                           b_major == Major::columns);
+    simulator::Cluster::current().wgmma(element, columns, accumulate != 0, d, a, nullptr, b, b_major == Major::columns);
   }
 };
 
