@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times fa3 beside its peers in one process: PyTorch's cuDNN and FlashAttention-2 attention, and the GEMM ceiling.
 
-Default shapes: the grid of the FlashAttention-3 paper (16,384 tokens in all, hidden size 2048, d 64/128/256, seqlen
+The forward pass or, with --op backward, the backward pass: gradients of q, k and v for a given one of o. Default shapes: the grid of the FlashAttention-3 paper (16,384 tokens in all, hidden size 2048, d 64/128/256, seqlen
 512..16384, full and causal). Every cell's output is checked against a peer's before it is timed. Method and result
 format: docs/benchmarks.md. Needs Python 3.10 and PyTorch 2.8 or later.
 
@@ -44,7 +44,7 @@ MIN_SAMPLE_S = 0.5e-3  # shorter calls are timed in batches of this length, so t
 MAX_RELATIVE_ERROR = 2e-2
 
 Call = Callable[[], None]
-PeerCall = Callable[[], torch.Tensor]
+PeerCall = Callable[[], "tuple[torch.Tensor, ...]"]  # o, or the gradients of q, k and v; [batch, heads, seqlen, d]
 
 
 class BenchError(Exception):
@@ -93,6 +93,25 @@ class ForwardParams(ctypes.Structure):
     ]
 
 
+class BackwardParams(ctypes.Structure):
+    """fa3_backward_params of include/fa3/fa3.h."""
+
+    _fields_ = [
+        *ForwardParams._fields_[:11],  # up to d_v
+        *((name, TensorParam) for name in ("d_o", "q", "k", "v", "o")),
+        ("lse", ctypes.c_void_p),
+        ("lse_stride", ctypes.c_int64 * 3),
+        *((name, TensorParam) for name in ("dq", "dk", "dv")),
+        ("softmax_scale", ctypes.c_float),
+        ("softmax_scale_set", ctypes.c_int32),
+        ("sm_margin", ctypes.c_int32),
+        ("deterministic", ctypes.c_int32),
+    ]
+
+
+Params = ForwardParams | BackwardParams
+
+
 class Fa3:
     """The shared library."""
 
@@ -105,11 +124,12 @@ class Fa3:
             self._library = ctypes.CDLL(str(path))
         except OSError as error:
             raise BenchError(f"--lib: cannot load {path}: {error}") from error
-        params, size = ctypes.POINTER(ForwardParams), ctypes.c_size_t
         self._library.fa3_device_available.argtypes = [ctypes.c_int32]
-        self._library.fa3_forward_workspace_size.argtypes = [params, ctypes.POINTER(size)]
-        self._library.fa3_forward_kernel.argtypes = [params, ctypes.POINTER(ctypes.c_char_p)]
-        self._library.fa3_forward.argtypes = [params, ctypes.c_void_p, size, ctypes.c_void_p]
+        for op, kind in (("forward", ForwardParams), ("backward", BackwardParams)):
+            params, size = ctypes.POINTER(kind), ctypes.c_size_t
+            self._call(op, "_workspace_size").argtypes = [params, ctypes.POINTER(size)]
+            self._call(op, "_kernel").argtypes = [params, ctypes.POINTER(ctypes.c_char_p)]
+            self._call(op).argtypes = [params, ctypes.c_void_p, size, ctypes.c_void_p]
         self._library.fa3_last_error.restype = ctypes.c_char_p
         self._library.fa3_source_hash.restype = ctypes.c_char_p
         self._device = device
@@ -120,35 +140,46 @@ class Fa3:
     def source_hash(self) -> str:
         return self._library.fa3_source_hash().decode()
 
-    def kernel(self, inputs: Inputs, causal: bool) -> str:
-        """Name of the kernel that fa3_forward runs."""
+    def kernel(self, cell: Cell, inputs: Inputs) -> str:
+        """Name of the kernel that runs the cell."""
         name = ctypes.c_char_p()
-        params = self._params(inputs, causal)
-        self._require(self._library.fa3_forward_kernel(ctypes.byref(params), ctypes.byref(name)))
+        params = self._params(cell.op, cell, inputs)
+        self._require(self._call(cell.op, "_kernel")(ctypes.byref(params), ctypes.byref(name)))
         return name.value.decode()
 
-    def prepare(self, inputs: Inputs, causal: bool) -> Call:
-        """A call of fa3_forward on the current stream; `inputs` must outlive it."""
-        params = self._params(inputs, causal)
+    def prepare(self, cell: Cell, inputs: Inputs) -> Call:
+        """A call of the cell's pass on the current stream; `inputs` must outlive it. For the backward pass o and lse are
+        computed now.
+        """
+        if cell.op == "backward":
+            self._prepare("forward", cell, inputs)()
+        return self._prepare(cell.op, cell, inputs)
+
+    def _call(self, op: str, what: str = "") -> Callable:
+        return getattr(self._library, f"fa3_{op}{what}")
+
+    def _prepare(self, op: str, cell: Cell, inputs: Inputs) -> Call:
+        params = self._params(op, cell, inputs)
         size = ctypes.c_size_t()
-        self._require(self._library.fa3_forward_workspace_size(ctypes.byref(params), ctypes.byref(size)))
+        self._require(self._call(op, "_workspace_size")(ctypes.byref(params), ctypes.byref(size)))
         workspace = torch.empty(size.value, dtype=torch.uint8, device=self._device)
         pointer = workspace.data_ptr() or None
         stream = torch.cuda.current_stream().cuda_stream if self._device == "cuda" else None
-        forward, reference = self._library.fa3_forward, ctypes.byref(params)
+        run, reference = self._call(op), ctypes.byref(params)
 
         def call(_workspace: torch.Tensor = workspace) -> None:  # holds the workspace as long as the call
-            self._require(forward(reference, pointer, size, stream))
+            self._require(run(reference, pointer, size, stream))
 
         return call
 
-    def _params(self, inputs: Inputs, causal: bool) -> ForwardParams:
-        q, k, v, o = inputs.q, inputs.k, inputs.v, inputs.o
-        return ForwardParams(
-            struct_size=ctypes.sizeof(ForwardParams),
+    def _params(self, op: str, cell: Cell, inputs: Inputs) -> Params:
+        kind = BackwardParams if op == "backward" else ForwardParams
+        q, k, v = inputs.q, inputs.k, inputs.v
+        params = kind(
+            struct_size=ctypes.sizeof(kind),
             api_version=self.API_VERSION,
             device=self.DEVICES[self._device],
-            causal=causal,
+            causal=cell.causal,
             batch=q.shape[0],
             heads=q.shape[2],
             kv_heads=k.shape[2],
@@ -156,12 +187,16 @@ class Fa3:
             seqlen_k=k.shape[1],
             d=q.shape[3],
             d_v=v.shape[3],
-            q=self._tensor(q),
-            k=self._tensor(k),
-            v=self._tensor(v),
-            o=self._tensor(o),
             sm_margin=self._sm_margin,
         )
+        for name in ("q", "k", "v", "o") + (("d_o", "dq", "dk", "dv") if op == "backward" else ()):
+            setattr(params, name, self._tensor(getattr(inputs, name)))
+        if inputs.lse is not None:
+            params.lse = inputs.lse.data_ptr()
+            params.lse_stride = (ctypes.c_int64 * 3)(*inputs.lse.stride())
+        if op == "backward":
+            params.deterministic = cell.deterministic
+        return params
 
     def _tensor(self, x: torch.Tensor) -> TensorParam:
         return TensorParam(data=x.data_ptr(), dtype=self.DTYPES[x.dtype], stride=(ctypes.c_int64 * 4)(*x.stride()))
@@ -193,7 +228,7 @@ GRIDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One forward pass to time; seqlen_q = seqlen_k = seqlen."""
+    """One pass to time; seqlen_q = seqlen_k = seqlen."""
 
     dtype: str
     d: int
@@ -204,21 +239,33 @@ class Cell:
     heads: int
     kv_heads: int
     mode: str  # a key of BUDGET_S
+    op: str = "forward"  # or backward
+    deterministic: bool = False  # fa3's backward pass; its peers are as they are
 
     def flops(self) -> float:
-        """2 seqlen^2 (d + d_v) heads batch, half of that if causal."""
-        return 2.0 * self.seqlen**2 * (self.d + self.d_v) * self.heads * self.batch * (0.5 if self.causal else 1.0)
+        """2 seqlen^2 (d + d_v) heads batch, half of that if causal; 2.5 times that for the backward pass."""
+        forward = 2.0 * self.seqlen**2 * (self.d + self.d_v) * self.heads * self.batch * (0.5 if self.causal else 1.0)
+        return forward * (2.5 if self.op == "backward" else 1.0)
 
     def tensor_bytes(self) -> int:
-        """Of q, k, v and o together."""
+        """Of q, k, v and o together, and of as many gradients in a backward pass."""
         elements = self.batch * self.seqlen * (self.heads + self.kv_heads) * (self.d + self.d_v)
-        return elements * DTYPES[self.dtype].itemsize
+        return elements * DTYPES[self.dtype].itemsize * (2 if self.op == "backward" else 1)
+
+    def row(self) -> dict:
+        """As the result file has it."""
+        row = {"op": self.op, **{k: v for k, v in dataclasses.asdict(self).items() if k != "op"}}
+        if self.d_v == self.d:
+            del row["d_v"]
+        if not self.deterministic:
+            del row["deterministic"]
+        return row
 
     def __str__(self) -> str:
         d = f"{self.d}" if self.d_v == self.d else f"{self.d},{self.d_v}"
         return (
             f"{self.dtype} d={d} {'causal' if self.causal else 'full'} {self.batch}x{self.seqlen} "
-            f"heads {self.heads}/{self.kv_heads} {self.mode}"
+            f"heads {self.heads}/{self.kv_heads} {self.mode}{' deterministic' if self.deterministic else ''}"
         )
 
 
@@ -266,7 +313,8 @@ def cells(args: argparse.Namespace) -> list[Cell]:
             elif mode == "short":
                 shapes += [shape for shape in SHAPES[name] if shape[2] in args.masks]
         result += [
-            Cell(dtype, *shape, mode) for dtype, shape in itertools.product(args.dtype or GRIDS[args.device].dtypes, shapes)
+            Cell(dtype, *shape, mode, args.op, args.deterministic)
+            for dtype, shape in itertools.product(args.dtype or GRIDS[args.device].dtypes, shapes)
         ]
     return list(dict.fromkeys(result))
 
@@ -285,16 +333,27 @@ PEERS = {
 
 @dataclasses.dataclass
 class Inputs:
-    """Tensors [batch, seqlen, heads, d]; o belongs to fa3."""
+    """Tensors [batch, seqlen, heads, d], lse [batch, heads, seqlen]; o, lse, dq, dk and dv belong to fa3. All behind o are for
+    the backward pass.
+    """
 
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
     o: torch.Tensor
+    d_o: torch.Tensor | None = None
+    lse: torch.Tensor | None = None
+    dq: torch.Tensor | None = None
+    dk: torch.Tensor | None = None
+    dv: torch.Tensor | None = None
+
+    def results(self, op: str) -> tuple[torch.Tensor, ...]:
+        """What a pass writes."""
+        return (self.dq, self.dk, self.dv) if op == "backward" else (self.o,)
 
 
 def make_inputs(cell: Cell, device: str) -> list[Inputs]:
-    """Random normal q, k, v and a poisoned o; as many sets as it takes to overflow the L2 cache twice."""
+    """Random normal q, k, v (and d_o) and poisoned results; as many sets as it takes to overflow the L2 cache twice."""
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size if device == "cuda" else 0
     sets = 1 if cell.tensor_bytes() >= l2_bytes else min(64, math.ceil(2 * l2_bytes / cell.tensor_bytes()))
 
@@ -304,7 +363,12 @@ def make_inputs(cell: Cell, device: str) -> list[Inputs]:
     result = []
     for _ in range(sets):
         q, k, v = normal(cell.heads, cell.d), normal(cell.kv_heads, cell.d), normal(cell.kv_heads, cell.d_v)
-        result.append(Inputs(q, k, v, q.new_full((*q.shape[:3], cell.d_v), math.nan)))
+        inputs = Inputs(q, k, v, q.new_full((*q.shape[:3], cell.d_v), math.nan))
+        if cell.op == "backward":
+            inputs.d_o = normal(cell.heads, cell.d_v)
+            inputs.lse = torch.empty(cell.batch, cell.heads, cell.seqlen, dtype=torch.float32, device=device)
+            inputs.dq, inputs.dk, inputs.dv = (torch.full_like(x, math.nan) for x in (q, k, v))
+        result.append(inputs)
     return result
 
 
@@ -312,41 +376,52 @@ def make_inputs(cell: Cell, device: str) -> list[Inputs]:
 
 
 def peer_attention(inputs: Inputs, cell: Cell, contiguous: bool) -> PeerCall:
-    """PyTorch's attention over [batch, heads, seqlen, d]: views of the same memory, or copies in that order."""
+    """PyTorch's attention over [batch, heads, seqlen, d]: views of the same memory, or copies in that order. Of the
+    backward pass only autograd's backward is the call; the forward pass it needs is done now.
+    """
     views = [x.transpose(1, 2) for x in (inputs.q, inputs.k, inputs.v)]
     q, k, v = [x.contiguous() for x in views] if contiguous else views
     grouped = cell.heads != cell.kv_heads
-    return lambda: scaled_dot_product_attention(q, k, v, is_causal=cell.causal, enable_gqa=grouped)
+    if cell.op == "forward":
+        return lambda: (scaled_dot_product_attention(q, k, v, is_causal=cell.causal, enable_gqa=grouped),)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    o = scaled_dot_product_attention(*leaves, is_causal=cell.causal, enable_gqa=grouped)
+    d_o = inputs.d_o.transpose(1, 2)
+    if contiguous:
+        d_o = d_o.contiguous()
+    return lambda: torch.autograd.grad(o, leaves, d_o, retain_graph=True)
 
 
 def prepare_peer(peer: Peer, inputs: list[Inputs], cell: Cell) -> list[PeerCall]:
     """The peer's calls, one per input set; [] if it supports the cell in neither memory order."""
     for contiguous in (False, True):
-        first = peer_attention(inputs[0], cell, contiguous)
         try:
             with sdpa_kernel(peer.backend), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # PyTorch lists there why each backend was passed over
-                first()
+                calls = [peer_attention(inputs[0], cell, contiguous)]
+                calls[0]()
+                calls += [peer_attention(x, cell, contiguous) for x in inputs[1:]]
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except RuntimeError as error:
             refusal = str(error).splitlines()[0]
             continue
-        return [first] + [peer_attention(x, cell, contiguous) for x in inputs[1:]]
+        return calls
     print(f"{peer.name} refuses {cell}: {refusal}", file=sys.stderr)
     return []
 
 
 def check(cell: Cell, inputs: list[Inputs], fa3_calls: list[Call], peer_calls: list[PeerCall]) -> None:
-    """Raises BenchError if fa3's output is not the peer's."""
+    """Raises BenchError if fa3's results are not the peer's."""
     for index, (x, fa3_call, peer_call) in enumerate(zip(inputs, fa3_calls, peer_calls)):
         fa3_call()
-        expected = peer_call().transpose(1, 2).float()
-        error = (torch.linalg.vector_norm(x.o.float() - expected) / torch.linalg.vector_norm(expected)).item()
-        if not error < MAX_RELATIVE_ERROR:  # a NaN is wrong, too
-            raise BenchError(
-                f"{cell}, input set {index}: fa3 is wrong, relative error {error:.3g}, allowed {MAX_RELATIVE_ERROR}"
-            )
+        for got, of_peer in zip(x.results(cell.op), peer_call()):
+            expected = of_peer.transpose(1, 2).float()
+            error = (torch.linalg.vector_norm(got.float() - expected) / torch.linalg.vector_norm(expected)).item()
+            if not error < MAX_RELATIVE_ERROR:  # a NaN is wrong, too
+                raise BenchError(
+                    f"{cell}, input set {index}: fa3 is wrong, relative error {error:.3g}, allowed {MAX_RELATIVE_ERROR}"
+                )
 
 
 def cuda_samples(calls: Iterator[Call], batch: int, count: int) -> list[float]:
@@ -390,7 +465,7 @@ def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> tuple[st
             implementations[peer.name] = (calls, sdpa_kernel(peer.backend))
     if not implementations:
         raise BenchError(f"{cell}: no peer supports it, so there is nothing to check and compare fa3 with")
-    fa3_calls = [fa3.prepare(x, cell.causal) for x in inputs]
+    fa3_calls = [fa3.prepare(cell, x) for x in inputs]
     judge = next(peer for peer in PEERS[device] if peer.name in implementations)
     with sdpa_kernel(judge.backend):
         check(cell, inputs, fa3_calls, implementations[judge.name][0])
@@ -401,7 +476,7 @@ def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> tuple[st
         calls, context = implementations[name]
         with context:
             seconds[name] = seconds_per_call(calls, device, BUDGET_S[cell.mode])
-    return fa3.kernel(inputs[0], cell.causal), seconds
+    return fa3.kernel(cell, inputs[0]), seconds
 
 
 def measure_ceilings(device: str) -> dict[str, float]:
@@ -461,8 +536,7 @@ def result(measurements: Measurements, planned: list[Cell], fa3: Fa3, args: argp
         tflops = {name: rounded(value) for name, value in measurements.tflops(cell).items()}
         rows.append(
             {
-                "op": "forward",
-                **{key: value for key, value in dataclasses.asdict(cell).items() if key != "d_v" or value != cell.d},
+                **cell.row(),
                 "kernel": measurements.kernels[cell],
                 "tflops": tflops.pop("fa3"),
                 "peers": dict(sorted(tflops.items())),
@@ -497,12 +571,13 @@ def require_writable(path: pathlib.Path) -> None:
         raise BenchError(f"--out: cannot write {path}")
 
 
-def default_path(fa3: Fa3, device: str, sets: list[str]) -> pathlib.Path:
-    """Names the sets unless it is the grid alone."""
+def default_path(fa3: Fa3, device: str, sets: list[str], op: str = "forward", deterministic: bool = False) -> pathlib.Path:
+    """Names the pass, and the sets unless it is the grid alone."""
     folder = device_name(device).removeprefix("NVIDIA ").lower().replace(" ", "-") if device == "cuda" else "cpu"
     base = ROOT if (ROOT / "tools" / "source_hash").exists() else pathlib.Path.cwd()  # a source tree, or installed
     named = "" if sets == ["grid"] else "-".join(sets) + "-"
-    return base / "bench" / "results" / folder / f"forward-{named}{datetime.date.today()}-{fa3.source_hash[:8]}.json"
+    named += "deterministic-" if deterministic else ""
+    return base / "bench" / "results" / folder / f"{op}-{named}{datetime.date.today()}-{fa3.source_hash[:8]}.json"
 
 
 def table(measurements: Measurements, planned: list[Cell], device: str) -> str:
@@ -510,7 +585,7 @@ def table(measurements: Measurements, planned: list[Cell], device: str) -> str:
     peers = [peer.name for peer in PEERS[device]]
     gemm = next(name for name in measurements.ceilings if name.startswith("gemm_"))
     lines = [
-        f"{'TFLOP/s':44}{'fa3':>9}"
+        f"{'TFLOP/s, ' + planned[0].op:44}{'fa3':>9}"
         + "".join(f"{p:>9}" for p in peers)
         + "".join(f"{'x ' + p:>9}" for p in peers)
         + f"{'of GEMM':>9}"
@@ -595,8 +670,10 @@ def set_name(text: str) -> str:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny shapes, one peer")
+    parser.add_argument("--op", choices=("forward", "backward"), default="forward", help="the pass (default forward)")
+    parser.add_argument("--deterministic", action="store_true", help="with --op backward: fa3's deterministic one")
     parser.add_argument("--lib", type=pathlib.Path, help="default build/gpu/src/libfa3.so; on cpu build/cpu/..")
-    parser.add_argument("--out", type=pathlib.Path, help="default bench/results/<device>/forward-<date>-<hash>.json")
+    parser.add_argument("--out", type=pathlib.Path, help="default bench/results/<device>/<op>-<date>-<hash>.json")
     parser.add_argument("--dtype", type=comma_list(dtype_name), metavar="T,..", help="default f16,bf16; on cpu f32")
     parser.add_argument(
         "--set",
@@ -629,6 +706,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--compiler", help="what built the library, for the record; default: the nvcc found here")
     parser.set_defaults(masks=(False, True))
     args = parser.parse_args(argv)
+    if args.deterministic and args.op != "backward":
+        parser.error("--deterministic is for --op backward")
     others = [name for name in args.set if name != "grid"]
     if others and args.device == "cpu":
         parser.error(f"--set {','.join(others)} is for --device cuda")
@@ -656,11 +735,11 @@ def main(argv: list[str] | None = None) -> int:
             raise BenchError("PyTorch finds no GPU here; --device cpu times the CPU backend")
         build = "gpu" if args.device == "cuda" else "cpu"
         fa3 = Fa3(args.lib or ROOT / "build" / build / "src" / "libfa3.so", args.device, args.sm_margin)
-        path = args.out or default_path(fa3, args.device, args.set)
+        path = args.out or default_path(fa3, args.device, args.set, args.op, args.deterministic)
         require_writable(path)
         planned = cells(args)
         torch.manual_seed(args.seed)
-        with torch.inference_mode():
+        with torch.inference_mode() if args.op == "forward" else contextlib.nullcontext():
             measurements = run_rounds(planned, fa3, args, lambda m: write(path, result(m, planned, fa3, args)))
     except BenchError as error:
         print(f"compare.py: {error}", file=sys.stderr)

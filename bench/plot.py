@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Draws a result file in the manner of Figure 5 of the FlashAttention-3 paper.
+"""Draws a result file in the manner of Figures 5 (forward) and 6 (backward) of the FlashAttention-3 paper.
 
 TFLOP/s over the sequence length, one panel for each mask and head dim, one line for each implementation, and the rate of
-a GEMM in the same run. One picture for each dtype of the file: forward_<device>_<dtype>.svg and .png. What is drawn are
-the short measurements of the grid: multi-head attention, d_v = d, a constant number of tokens and hidden size.
+a GEMM in the same run. One picture for each pass and dtype of the file: <op>_<device>_<dtype>.svg and .png. What is drawn
+are the short measurements of the grid: multi-head attention, d_v = d, a constant number of tokens and hidden size, not
+deterministic.
 docs/benchmarks.md has the format of the file. Needs Matplotlib 3.6 or later.
 
 Exit status: 0 drawn, 1 Matplotlib is missing, 2 wrong usage, a bad file, or a folder that cannot be written.
@@ -37,6 +38,7 @@ STYLES = {"": ("#0072B2", "o"), "cudnn": ("#D55E00", "s"), "fa2": ("#009E73", "^
 FURTHER_STYLES = [("#CC79A7", "v"), ("#E69F00", "P"), ("#56B4E9", "X"), ("#999999", "*"), ("#7F3C8D", "<"),
                   ("#8C6D31", ">")]
 CARRIED = " (carried)"  # at the end of a peer's name: not timed in this run, but scaled from another one
+OPS = ("forward", "backward")
 REQUIRED = {"op": str, "dtype": str, "d": int, "causal": bool, "seqlen": int, "batch": int, "heads": int,
             "kv_heads": int, "tflops": numbers.Real, "peers": dict}
 
@@ -87,19 +89,20 @@ def size_of(row: dict) -> tuple[int, int]:
     return row["batch"] * row["seqlen"], row["heads"] * row["d"]
 
 
-def grid_of(rows: list[dict]) -> tuple[tuple[int, int], list[dict]]:
-    """The size most of the plain forward rows have, and those rows."""
+def grid_of(rows: list[dict], op: str) -> tuple[tuple[int, int], list[dict]] | None:
+    """The size most of the plain rows of a pass have, and those rows; None if it has none."""
     plain = [
         row
         for row in rows
-        if row["op"] == "forward"
+        if row["op"] == op
         and row.get("mode", "short") == "short"
         and row["kv_heads"] == row["heads"]
         and row.get("d_v", row["d"]) == row["d"]
         and not row.get("sm_margin")
+        and not row.get("deterministic")
     ]
     if not plain:
-        raise BadFile("holds no short measurement of a forward pass with kv_heads = heads and d_v = d")
+        return None
     size = Counter(size_of(row) for row in plain).most_common(1)[0][0]
     return size, [row for row in plain if size_of(row) == size]
 
@@ -208,7 +211,7 @@ def draw(result: dict, rows: list[dict], size: tuple[int, int], dtype: str) -> F
                 axes.set_xlabel("seqlen")
     panels[0][0].set_ylim(0, 1.06 * top)
 
-    above(0.12, f"Attention forward, {dtype}, {result['device']}", fontsize=14)
+    above(0.12, f"Attention {rows[0]['op']}, {dtype}, {result['device']}", fontsize=14)
     tokens, hidden = size
     about = f"{tokens:,} tokens, hidden size {hidden}; {result['date']}, sources {result['source_hash'][:12]}"
     above(0.44, about, fontsize=10, color="#444444")
@@ -232,7 +235,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         result = load(args.result)
-        size, rows = grid_of(result["rows"])
+        grids = {op: grid for op in OPS if (grid := grid_of(result["rows"], op))}
+        if not grids:
+            raise BadFile("holds no short measurement of a forward or backward pass with kv_heads = heads and d_v = d")
     except BadFile as error:
         print(f"plot.py: error: {args.result}: {error}", file=sys.stderr)
         return 2
@@ -241,17 +246,19 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args.out.mkdir(parents=True, exist_ok=True)
         with matplotlib.rc_context(settings):
-            for dtype in dict.fromkeys(row["dtype"] for row in rows):
-                figure = draw(result, [row for row in rows if row["dtype"] == dtype], size, dtype)
-                for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 150})):
-                    path = args.out / f"forward_{device_text(result['device'])}_{dtype}.{kind}"
-                    figure.savefig(path, **options)
-                    print(f"wrote {path}")
+            for op, (size, rows) in grids.items():
+                for dtype in dict.fromkeys(row["dtype"] for row in rows):
+                    figure = draw(result, [row for row in rows if row["dtype"] == dtype], size, dtype)
+                    for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 150})):
+                        path = args.out / f"{op}_{device_text(result['device'])}_{dtype}.{kind}"
+                        figure.savefig(path, **options)
+                        print(f"wrote {path}")
     except OSError as error:
         print(f"plot.py: error: --out: {error}", file=sys.stderr)
         return 2
-    if len(rows) < len(result["rows"]):
-        print(f"{len(result['rows']) - len(rows)} of {len(result['rows'])} rows are not of the grid and were not drawn")
+    drawn = sum(len(rows) for _, rows in grids.values())
+    if drawn < len(result["rows"]):
+        print(f"{len(result['rows']) - drawn} of {len(result['rows'])} rows are not of the grid and were not drawn")
     return 0
 
 

@@ -45,6 +45,7 @@ std::vector<Target> targets_of(const std::string& name) {
 
 bool run_one(const check::Case& c, const Target& target) {
   const auto start = std::chrono::steady_clock::now();
+  // No backward cases on the simulator, see runs_on(): with kernels for them, run_backward_case() goes here.
   const check::Verdict verdict = target.simulated ? check::run_case(c, Device::cpu, simulator::forward_as_device)
                                                   : check::run_case(c, target.device);
   const double milliseconds =

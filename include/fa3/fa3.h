@@ -135,8 +135,8 @@ FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace
  *   dV = P^T dO,   dS = P * (dO V^T - D),   dQ = softmax_scale * dS K,   dK = softmax_scale * dS^T Q
  *
  * O and LSE may be those of a longer key sequence of which k and v are a part, as where devices share a sequence: then
- * dK and dV are the part's, and the dQ of all parts add up. Rows that see no key, and rows whose LSE is -inf, have zero
- * gradient whatever they hold.
+ * dK and dV are the part's, and the dQ of all parts add up. The scalar may depend on O alone: there is no dLSE. Rows
+ * that see no key, and rows whose LSE is -inf, have zero gradient whatever they hold.
  *
  * Zero-initialise, then set struct_size = sizeof(fa3_backward_params) and api_version = FA3_API_VERSION. Fields of the
  * same name mean the same as in fa3_forward_params. */

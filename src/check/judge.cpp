@@ -252,6 +252,10 @@ void compare(const ForwardProblem& p, const Expected& expected, bool exact_score
   o.finish();
 }
 
+struct Reference {
+  reference::RowGradients exact, plain;
+};
+
 /// What the rows of a gradient ought to be: `width` values each, one row after the other.
 struct ExpectedRows {
   std::vector<double> exact, plain;
@@ -259,14 +263,14 @@ struct ExpectedRows {
 };
 
 template <class T>
-void compare_dq(const BackwardProblem& p, const reference::Result& forward, int64_t max_rows, int threads,
+void compare_dq(const BackwardProblem& p, const Reference& reference, int64_t max_rows, int threads,
                 const std::vector<bool>& tainted, Verdict& verdict) {
   const std::vector<int64_t> numbers = sample(p.batch * p.seqlen_q * p.heads, max_rows);
   ExpectedRows expected(numbers.size(), p.d);
   reference::share_out(int64_t(numbers.size()), threads, [&](int64_t i) {
     const Row r = row_number(p, numbers[std::size_t(i)]);
-    reference::query_gradient(p, forward, r.batch, r.head, r.row, &expected.exact[std::size_t(i * p.d)]);
-    reference::plain_query_gradient(p, r.batch, r.head, r.row, &expected.plain[std::size_t(i * p.d)]);
+    reference.exact.query(r.batch, r.head, r.row, &expected.exact[std::size_t(i * p.d)]);
+    reference.plain.query(r.batch, r.head, r.row, &expected.plain[std::size_t(i * p.d)]);
   });
   Comparison<T> dq("dQ", p.dtype, verdict.dq, verdict);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -285,7 +289,7 @@ void compare_dq(const BackwardProblem& p, const reference::Result& forward, int6
 }
 
 template <class T>
-void compare_dk_dv(const BackwardProblem& p, const reference::Result& forward, int64_t max_rows, int threads,
+void compare_dk_dv(const BackwardProblem& p, const Reference& reference, int64_t max_rows, int threads,
                    std::vector<bool> tainted, Verdict& verdict) {
   for (int64_t i = 0; i < p.batch * p.seqlen_q * p.heads; ++i) {
     const Row r = row_number(p, i);
@@ -301,8 +305,8 @@ void compare_dk_dv(const BackwardProblem& p, const reference::Result& forward, i
   reference::share_out(int64_t(numbers.size()), threads, [&](int64_t i) {
     const Row r = key_number(numbers[std::size_t(i)]);
     const std::size_t k = std::size_t(i * p.d), v = std::size_t(i * p.d_v);
-    reference::key_gradient(p, forward, r.batch, r.head, r.row, &of_dk.exact[k], &of_dv.exact[v]);
-    reference::plain_key_gradient(p, r.batch, r.head, r.row, &of_dk.plain[k], &of_dv.plain[v]);
+    reference.exact.key(r.batch, r.head, r.row, &of_dk.exact[k], &of_dv.exact[v]);
+    reference.plain.key(r.batch, r.head, r.row, &of_dk.plain[k], &of_dv.plain[v]);
   });
   Comparison<T> dk("dK", p.dtype, verdict.dk, verdict), dv("dV", p.dtype, verdict.dv, verdict);
   for (std::size_t i = 0; i < numbers.size(); ++i) {
@@ -413,8 +417,10 @@ Verdict judge(const BackwardProblem& problem, const reference::Result& forward, 
       if (const std::string what = unwritten<T>(name, *tensor, problem.dtype); !what.empty()) return verdict.fail(what);
     }
     const std::vector<bool> tainted = tainted_heads<T>(problem, problem.k, problem.v);
-    if (!problem.dq.empty()) compare_dq<T>(problem, forward, max_rows, threads, tainted, verdict);
-    if (!problem.dk.empty() && verdict.passed) compare_dk_dv<T>(problem, forward, max_rows, threads, tainted, verdict);
+    const Reference reference{reference::RowGradients(problem, forward), reference::RowGradients(problem)};
+    if (!problem.dq.empty()) compare_dq<T>(problem, reference, max_rows, threads, tainted, verdict);
+    if (!problem.dk.empty() && verdict.passed)
+      compare_dk_dv<T>(problem, reference, max_rows, threads, tainted, verdict);
   });
   return verdict;
 }

@@ -27,16 +27,21 @@ Gradients backward(const BackwardProblem& problem, const Result& forward, int th
 /// the dtype, sums in f32. Its error against backward() is the yardstick of the tolerance.
 Gradients plain_backward(const BackwardProblem& problem, int threads = 1);
 
-/// One row of one head: `dq` gets d values. For checking a sample of a large problem.
-void query_gradient(const BackwardProblem& problem, const Result& forward, std::int64_t batch, std::int64_t head,
-                    std::int64_t row, double* dq);
-void plain_query_gradient(const BackwardProblem& problem, std::int64_t batch, std::int64_t head, std::int64_t row,
-                          double* dq);
+/// The same row by row, for checking a sample of a large problem. What it is made of must outlive it.
+class RowGradients {
+ public:
+  RowGradients(const BackwardProblem& problem, const Result& forward);  // of backward()
+  explicit RowGradients(const BackwardProblem& problem);                // of plain_backward()
 
-/// One key of one key/value head: `dk` gets d values, `dv` d_v.
-void key_gradient(const BackwardProblem& problem, const Result& forward, std::int64_t batch, std::int64_t kv_head,
-                  std::int64_t key, double* dk, double* dv);
-void plain_key_gradient(const BackwardProblem& problem, std::int64_t batch, std::int64_t kv_head, std::int64_t key,
-                        double* dk, double* dv);
+  /// One row of one head: `dq` gets d values.
+  void query(std::int64_t batch, std::int64_t head, std::int64_t row, double* dq) const;
+  /// One key of one key/value head: `dk` gets d values, `dv` d_v.
+  void key(std::int64_t batch, std::int64_t kv_head, std::int64_t key, double* dk, double* dv) const;
+
+ private:
+  const BackwardProblem& p_;
+  const Result* forward_ = nullptr;  // null: plain
+  std::vector<double> delta_;        // D [batch, heads, seqlen_q]; in the plain computation f32
+};
 
 }  // namespace fa3::reference

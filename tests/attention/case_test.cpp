@@ -103,5 +103,40 @@ TEST(CaseNames, MatchAsPartOrAsGlob) {
   EXPECT_TRUE(name_matches("anything", ""));
 }
 
+TEST(CaseFiles, BackwardCases) {
+  const Case c = parse(R"({"name": "a", "pass": "backward", "dtype": "f16", "seqlen_q": 5, "d_o_layout": "spread",
+                           "d_o_scale": 3, "dk_layout": "bhsd", "deterministic": true, "repeats": 2,
+                           "keys_elsewhere": 7, "patches": [{"tensor": "d_o", "times": 2}]})")
+                     .at(0);
+  EXPECT_TRUE(c.backward);
+  EXPECT_TRUE(c.deterministic);
+  EXPECT_EQ(c.d_o.layout, Layout::spread);
+  EXPECT_EQ(c.d_o.scale, 3);
+  EXPECT_EQ(c.dk.layout, Layout::bhsd);
+  EXPECT_EQ(c.keys_elsewhere, 7);
+  EXPECT_EQ(c.patches.at(0).tensor, 3);
+  EXPECT_FALSE(runs_on(c, FA3_DEVICE_CUDA)) << "features of dO apart";
+  EXPECT_TRUE(runs_on(c, FA3_DEVICE_CPU));
+  EXPECT_FALSE(parse(R"({"name": "a", "dtype": "f16", "seqlen_q": 5})").at(0).backward);
+}
+
+TEST(CaseFiles, SlipsInBackwardCasesAreErrors) {
+  const auto error = [](const std::string& more) {
+    return error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": 5, )" + more + "}");
+  };
+  for (const char* key : {"\"d_o\": 1", "\"d_o_scale\": 2", "\"d_o_layout\": \"bhsd\"", "\"dq_layout\": \"bhsd\"",
+                          "\"deterministic\": true", "\"keys_elsewhere\": 1"})
+    EXPECT_NE(error(key).find("is for pass backward"), std::string::npos) << error(key);
+  EXPECT_NE(error(R"("patches": [{"tensor": "d_o", "times": 2}])").find("is for pass backward"), std::string::npos);
+  EXPECT_NE(error(R"("pass": "sideways")").find("allowed are forward, backward"), std::string::npos);
+  const auto backward_error = [&](const std::string& more) { return error("\"pass\": \"backward\", " + more); };
+  EXPECT_NE(backward_error(R"("lse": "none")").find("pass backward needs it"), std::string::npos);
+  EXPECT_NE(backward_error(R"("repeats": 2)").find("need deterministic"), std::string::npos);
+  EXPECT_NE(backward_error(R"("dq_layout": "packed")").find("dq, dk and dv together"), std::string::npos);
+  EXPECT_NE(backward_error(R"("dv_layout": "repeat_rows")").find("dv_layout must be"), std::string::npos);
+  EXPECT_NE(backward_error(R"("k_layout": "repeat_all")").find("k_layout must be"), std::string::npos);
+  EXPECT_NE(backward_error(R"("d_o_layout": "packed")").find("d_o_layout must not be packed"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace fa3::check

@@ -192,5 +192,197 @@ TEST(RunCase, FindsARunWithOtherBits) {
   EXPECT_EQ(verdict.message, "run 3 gave other bits than run 1");
 }
 
+using GradientFault = std::function<void(const Tensor& dq, const Tensor& dk, const Tensor& dv)>;
+
+Case small_backward_case(fa3_dtype dtype) {
+  Case c = small_case(dtype);
+  c.name = "judge/backward";
+  c.backward = true;
+  c.dq.layout = c.dk.layout = c.dv.layout = Layout::gapped;
+  c.deterministic = true;
+  return c;
+}
+
+/// The verdict on the library's gradients after `fault` was done to them.
+Verdict backward_verdict_after(const Case& c, const GradientFault& fault) {
+  return run_backward_case(
+      c, Device::cpu,
+      [&](const ConstTensor& d_o, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
+          const ConstTensor& o, const ConstRowTensor& lse, const Tensor& dq, const Tensor& dk, const Tensor& dv,
+          const BackwardOptions& options, Workspace workspace, fa3_stream stream) {
+        const Status status = backward(d_o, q, k, v, o, lse, dq, dk, dv, options, workspace, stream);
+        fault(dq, dk, dv);
+        return status;
+      });
+}
+
+class BackwardJudge : public testing::TestWithParam<fa3_dtype> {
+ protected:
+  const Case c = small_backward_case(GetParam());
+
+  /// Does `change` to one element of gradient `which` (0 dQ, 1 dK, 2 dV), whatever its type.
+  template <class Change>
+  Verdict after(int which, Change change) const {
+    return backward_verdict_after(c, [&](const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+      const Tensor& x = which == 0 ? dq : which == 1 ? dk : dv;
+      with_dtype(c.dtype, [&]<class T>(T) { change(at<T>(x, 1, 7, 1, 5)); });
+    });
+  }
+  static constexpr const char* names[] = {"dQ", "dK", "dV"};
+};
+
+TEST_P(BackwardJudge, PassesWhatIsRight) {
+  const Verdict verdict = backward_verdict_after(c, [](const Tensor&, const Tensor&, const Tensor&) {});
+  EXPECT_TRUE(verdict.passed) << verdict.message;
+  EXPECT_EQ(verdict.rows, 2 * 20 * 4 + 2 * 33 * 2);
+  for (const Measure* m : {&verdict.dq, &verdict.dk, &verdict.dv}) EXPECT_GT(m->allowed, 0);
+  EXPECT_TRUE(verdict.summary().starts_with("dQ off by ")) << verdict.summary();
+}
+
+TEST_P(BackwardJudge, FindsOneElementOffByThreeTolerances) {
+  const Verdict right = backward_verdict_after(c, [](const Tensor&, const Tensor&, const Tensor&) {});
+  const double allowed[] = {right.dq.allowed, right.dk.allowed, right.dv.allowed};
+  for (int which = 0; which < 3; ++which) {
+    const Verdict verdict = after(which, [&](auto* x) { add(x, 3 * allowed[which]); });
+    EXPECT_FALSE(verdict.passed) << names[which];
+    EXPECT_TRUE(verdict.message.starts_with(names[which])) << verdict.message;
+    EXPECT_NE(verdict.message.find("at batch 1, row 7, head 1, feature 5"), std::string::npos) << verdict.message;
+  }
+}
+
+TEST_P(BackwardJudge, FindsAnUnwrittenElementAndANaN) {
+  for (int which = 0; which < 3; ++which) {
+    const Verdict unwritten = after(which, [&](auto* x) { fill_poison(x, c.dtype, 1); });
+    EXPECT_EQ(unwritten.message, std::string(names[which]) +
+                                     ": 1 elements were not written, the first at batch 1, row 7, head 1, feature 5");
+    const Verdict nan = after(which, [](auto* x) { *x = from_float<std::decay_t<decltype(*x)>>(NAN); });
+    EXPECT_NE(nan.message.find("the inputs of this row are finite"), std::string::npos) << nan.message;
+  }
+}
+
+TEST_P(BackwardJudge, FindsWritesBetweenTheRows) {
+  for (int which = 0; which < 3; ++which) {
+    const Verdict verdict = backward_verdict_after(c, [&](const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+      const Tensor& x = which == 0 ? dq : which == 1 ? dk : dv;
+      with_dtype(c.dtype, [&]<class T>(T) { *at<T>(x, 0, 3, 0, x.shape[3]) = from_float<T>(1); });
+    });
+    EXPECT_EQ(verdict.message, std::string("memory outside the elements of ") + names[which] + " was written");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, BackwardJudge, testing::Values(FA3_F16, FA3_BF16, FA3_F32),
+                         [](const testing::TestParamInfo<fa3_dtype>& info) { return dtype_name(info.param); });
+
+TEST(BackwardJudgeOfRowsWithoutKeys, WantsExactZero) {
+  Case c = small_backward_case(FA3_F16);
+  c.seqlen_k = 10;  // rows 0 .. 9 see nothing
+  const Verdict verdict = backward_verdict_after(
+      c, [](const Tensor& dq, const Tensor&, const Tensor&) { at<Half>(dq, 0, 9, 0, 0)->bits = 1; });
+  EXPECT_NE(verdict.message.find("dQ is "), std::string::npos) << verdict.message;
+  EXPECT_NE(verdict.message.find("a row without keys must be 0"), std::string::npos) << verdict.message;
+  Case no_rows = small_backward_case(FA3_F16);
+  no_rows.seqlen_q = 0;
+  const Verdict dv = backward_verdict_after(
+      no_rows, [](const Tensor&, const Tensor&, const Tensor& x) { at<Half>(x, 1, 32, 1, 3)->bits = 1; });
+  EXPECT_NE(dv.message.find("dV is "), std::string::npos) << dv.message;
+}
+
+TEST(BackwardJudgeOfNonFiniteInputs, FindsALeakAndALoss) {
+  Case c = small_backward_case(FA3_F16);
+  Patch patch;
+  patch.tensor = 3, patch.batch = 1, patch.head = 2, patch.row = 5, patch.value = NAN;  // dO; key/value head 1
+  c.patches = {patch};
+  const Verdict right = backward_verdict_after(c, [](const Tensor&, const Tensor&, const Tensor&) {});
+  EXPECT_TRUE(right.passed) << right.message;
+  const auto nan = [](const Tensor& x, std::int64_t row, std::int64_t head) {
+    *at<Half>(x, 1, row, head, 0) = from_float<Half>(NAN);
+  };
+  const Verdict other_row =
+      backward_verdict_after(c, [&](const Tensor& dq, const Tensor&, const Tensor&) { nan(dq, 6, 2); });
+  EXPECT_NE(other_row.message.find("dQ is nan at batch 1, row 6, head 2"), std::string::npos) << other_row.message;
+  const Verdict other_head =
+      backward_verdict_after(c, [&](const Tensor&, const Tensor& dk, const Tensor&) { nan(dk, 0, 0); });
+  EXPECT_NE(other_head.message.find("dK is nan at batch 1, row 0, head 0"), std::string::npos) << other_head.message;
+  const Verdict loss = backward_verdict_after(
+      c, [](const Tensor&, const Tensor&, const Tensor& dv) { *at<Half>(dv, 1, 0, 1, 0) = from_float<Half>(0); });
+  EXPECT_NE(loss.message.find("a NaN or Inf of the input was lost"), std::string::npos) << loss.message;
+}
+
+// Of a sequence too long for fp64 a sample of rows is judged, with O and LSE in f32.
+TEST(BackwardJudgeOfSamples, FindsAFaultInTheLastRow) {
+  Case c = small_backward_case(FA3_F16);
+  c.batch = 1, c.heads = 2, c.kv_heads = 1, c.seqlen_q = c.seqlen_k = 2000;
+  EXPECT_EQ(backward_verdict_after(c, [](const Tensor&, const Tensor&, const Tensor&) {}).message, "");
+  for (int which = 0; which < 3; ++which) {
+    const Verdict verdict = backward_verdict_after(c, [&](const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+      const Tensor& x = which == 0 ? dq : which == 1 ? dk : dv;
+      add(at<Half>(x, 0, 1999, x.shape[2] - 1, 63), 1);
+    });
+    EXPECT_NE(verdict.message.find("row 1999"), std::string::npos) << verdict.message;
+  }
+}
+
+TEST(RunBackwardCase, ReportsARefusalAndAChangedInput) {
+  const Case c = small_backward_case(FA3_F16);
+  EXPECT_EQ(run_backward_case(c, Device::cpu, [](auto&&...) { return Status(FA3_INTERNAL, "no"); }).message, "no");
+  const Verdict changed =
+      run_backward_case(c, Device::cpu,
+                        [](const ConstTensor& d_o, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
+                           const ConstTensor& o, const ConstRowTensor& lse, const Tensor& dq, const Tensor& dk,
+                           const Tensor& dv, const BackwardOptions& options, Workspace workspace, fa3_stream stream) {
+                          const Status status = backward(d_o, q, k, v, o, lse, dq, dk, dv, options, workspace, stream);
+                          ++*static_cast<unsigned char*>(const_cast<void*>(lse.data));
+                          return status;
+                        });
+  EXPECT_EQ(changed.message, "the memory of LSE was changed");
+}
+
+TEST(RunBackwardCase, WantsTheSameBitsOfDeterministicRunsOnly) {
+  Case c = small_backward_case(FA3_F16);
+  c.repeats = 3;
+  for (const bool deterministic : {true, false}) {
+    c.deterministic = deterministic;
+    int calls = 0;
+    const Verdict verdict = backward_verdict_after(c, [&](const Tensor& dq, const Tensor&, const Tensor&) {
+      if (++calls == 3) at<Half>(dq, 0, 5, 0, 0)->bits ^= 1;
+    });
+    EXPECT_EQ(calls, 3);
+    EXPECT_EQ(verdict.message, deterministic ? "run 3 gave other bits than run 1" : "");
+  }
+}
+
+// Packed gradients share a block of memory with each other, and none of it is anybody else's.
+TEST(RunBackwardCase, PackedGradients) {
+  Case c = small_backward_case(FA3_BF16);
+  c.seqlen_k = c.seqlen_q;
+  c.dq.layout = c.dk.layout = c.dv.layout = Layout::packed;
+  EXPECT_EQ(backward_verdict_after(c, [](const Tensor&, const Tensor&, const Tensor&) {}).message, "");
+  const Verdict outside = backward_verdict_after(
+      c, [](const Tensor& dq, const Tensor&, const Tensor&) { --static_cast<Bfloat16*>(dq.data)[-1].bits; });
+  EXPECT_EQ(outside.message, "memory outside the elements of dQ, dK, dV was written");
+}
+
+// O and LSE of 70 keys, gradients of the last 33.
+TEST(RunBackwardCase, KeysElsewhere) {
+  Case c = small_backward_case(FA3_F16);
+  c.keys_elsewhere = 37;
+  EXPECT_EQ(backward_verdict_after(c, [](const Tensor&, const Tensor&, const Tensor&) {}).message, "");
+  // Without regard to them the weights would be too large.
+  const Verdict alone =
+      run_backward_case(c, Device::cpu,
+                        [](const ConstTensor& d_o, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
+                           const ConstTensor&, const ConstRowTensor&, const Tensor& dq, const Tensor& dk,
+                           const Tensor& dv, const BackwardOptions& options, Workspace workspace, fa3_stream stream) {
+                          EXPECT_EQ(k.shape[1], 33);
+                          std::vector<Half> own_o(2 * 20 * 4 * 64);
+                          std::vector<float> own_lse(2 * 4 * 20);
+                          const Tensor own(own_o.data(), {2, 20, 4, 64}, Dtype::f16, Device::cpu);
+                          const RowTensor own_rows(own_lse.data(), {2, 4, 20}, Dtype::f32, Device::cpu);
+                          EXPECT_TRUE(forward(q, k, v, own, own_rows, {.causal = options.causal}).ok());
+                          return backward(d_o, q, k, v, own, own_rows, dq, dk, dv, options, workspace, stream);
+                        });
+  EXPECT_FALSE(alone.passed);
+}
+
 }  // namespace
 }  // namespace fa3::check

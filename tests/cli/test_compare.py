@@ -74,6 +74,28 @@ class Plan(unittest.TestCase):
         cell = next(c for c in self.cells("--set", "dims", "--dtype", "f16") if c.d_v == 128 and not c.causal)
         self.assertEqual(cell.flops(), 2 * cell.seqlen**2 * (192 + 128) * cell.heads * cell.batch)
 
+    def test_the_backward_pass_counts_two_and_a_half_times(self) -> None:
+        forward = self.cells("--dtype", "f16", "--d", "128", "--causal")
+        backward = self.cells("--dtype", "f16", "--d", "128", "--causal", "--op", "backward")
+        self.assertEqual([2.5 * cell.flops() for cell in forward], [cell.flops() for cell in backward])
+        self.assertEqual([2 * cell.tensor_bytes() for cell in forward], [cell.tensor_bytes() for cell in backward])
+        self.assertEqual(len(self.cells("--dtype", "f16", "--op", "backward")), 36)
+
+    def test_rows_are_in_the_documented_format(self) -> None:
+        row = self.cells("--dtype", "f16", "--d", "128", "--seqlen", "512", "--full")[0].row()
+        self.assertEqual(row, {"op": "forward", "dtype": "f16", "d": 128, "causal": False, "seqlen": 512, "batch": 32,
+                               "heads": 16, "kv_heads": 16, "mode": "short"})
+        row = self.cells("--dtype", "f16", "--d", "192", "--d-v", "128", "--seqlen", "512", "--op", "backward",
+                         "--deterministic")[0].row()
+        self.assertEqual((row["op"], row["d_v"], row["deterministic"]), ("backward", 128, True))
+
+    def test_deterministic_is_of_the_backward_pass(self) -> None:
+        self.assertIn("--deterministic is for --op backward", self.refused("--deterministic"))
+
+    def test_the_parameters_have_the_size_of_the_header(self) -> None:
+        self.assertEqual(compare.ctypes.sizeof(compare.ForwardParams), 312)
+        self.assertEqual(compare.ctypes.sizeof(compare.BackwardParams), 504)
+
     def test_what_a_set_does_not_take_is_refused(self) -> None:
         self.assertIn("short mode only", self.refused("--set", "gqa", "--mode", "long"))
         self.assertIn("no shape with this mask", self.refused("--set", "batch1", "--full"))
@@ -88,6 +110,8 @@ class Plan(unittest.TestCase):
         grid = compare.default_path(fa3, "cpu", ["grid"]).name
         self.assertRegex(grid, r"^forward-\d{4}-\d\d-\d\d-01234567\.json$")
         self.assertIn("forward-gqa-dims-", compare.default_path(fa3, "cpu", ["gqa", "dims"]).name)
+        self.assertRegex(compare.default_path(fa3, "cpu", ["grid"], "backward").name, r"^backward-\d{4}-")
+        self.assertIn("backward-gqa-deterministic-", compare.default_path(fa3, "cpu", ["gqa"], "backward", True).name)
 
 
 class ReadmeTable(unittest.TestCase):

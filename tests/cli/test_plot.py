@@ -150,6 +150,22 @@ class Plot(PlotTest):
                                         for kind in ("png", "svg")])
         self.assertIn(f"4 of {len(result['rows'])} rows are not of the grid", outcome.stdout)
 
+    def test_each_pass_has_its_picture(self) -> None:
+        result = json.loads(NEWEST.read_text())
+        short = [row for row in result["rows"] if row["mode"] == "short"]
+        backward = [{**row, "op": "backward"} for row in short]
+        result["rows"] = short + backward + [{**row, "deterministic": True} for row in backward]
+        outcome = self.draw(result)
+        self.assertEqual(outcome.returncode, 0, outcome.stderr)
+        self.assertEqual(self.names(), [f"{op}_h200_f16.{kind}" for op in ("backward", "forward")
+                                        for kind in ("png", "svg")])
+        self.assertIn(f"{len(backward)} of {len(result['rows'])} rows are not of the grid", outcome.stdout)
+        self.assertIn("Attention backward, f16, NVIDIA H200", self.texts("backward_h200_f16.svg"))
+        result["rows"] = backward
+        self.assertEqual(self.draw(result).returncode, 0)
+        result["rows"] = [{**row, "deterministic": True} for row in backward]
+        self.assertIn("holds no short measurement", self.draw(result).stderr)
+
     def test_files_that_are_no_results(self) -> None:
         good = json.loads(NEWEST.read_text())
         self.expect_refused("{\"device\": ", "is not JSON")

@@ -170,13 +170,9 @@ TEST(ReferenceBackward, ThreadsAndSingleRowsGiveTheSame) {
     EXPECT_EQ(one.dk, three.dk);
     EXPECT_EQ(one.dv, three.dv);
     std::vector<double> dq(16), dk(16), dv(24);
-    if (plain) {
-      reference::plain_query_gradient(p, 1, 3, 8, dq.data());
-      reference::plain_key_gradient(p, 1, 1, 10, dk.data(), dv.data());
-    } else {
-      reference::query_gradient(p, forward, 1, 3, 8, dq.data());
-      reference::key_gradient(p, forward, 1, 1, 10, dk.data(), dv.data());
-    }
+    const reference::RowGradients rows = plain ? reference::RowGradients(p) : reference::RowGradients(p, forward);
+    rows.query(1, 3, 8, dq.data());
+    rows.key(1, 1, 10, dk.data(), dv.data());
     EXPECT_TRUE(std::equal(dq.begin(), dq.end(), one.dq.begin() + ((1 * 9 + 8) * 4 + 3) * 16));
     EXPECT_TRUE(std::equal(dk.begin(), dk.end(), one.dk.begin() + ((1 * 11 + 10) * 2 + 1) * 16));
     EXPECT_TRUE(std::equal(dv.begin(), dv.end(), one.dv.begin() + ((1 * 11 + 10) * 2 + 1) * 24));
