@@ -83,11 +83,12 @@ MutantCase case_named(const std::string& name) {
     c.heads = 2;
     c.seqlen_q = 20;
     c.seqlen_k = (2 * config.stages + 1) * config.tile_kv - 13;
-  } else if (name == "shared") {  // several clusters, sections of two heads and a last one of three
+  } else if (name == "shared" || name == "sections") {  // several clusters; and a last section of three heads, not two
     c.heads = 6;
     c.kv_heads = 3;
     c.seqlen_q = 2 * rows + 5;
-    c.seqlen_k = config.tile_kv + 5;
+    c.causal = name == "sections";
+    c.seqlen_k = c.causal ? c.seqlen_q : config.tile_kv + 5;
     made.clusters = 2;
   } else if (name == "items") {  // many items, taken one by one
     c.heads = 7;
