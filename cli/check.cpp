@@ -9,6 +9,7 @@
 #include "check/case.hpp"
 #include "check/run.hpp"
 #include "common.hpp"
+#include "simulate/backward.hpp"
 #include "simulate/forward.hpp"
 
 namespace fa3::cli {
@@ -20,16 +21,18 @@ struct CheckOptions {
 };
 
 double simulated_seconds(const check::Case& c) {
-  ForwardProblem p;
-  p.batch = c.batch, p.heads = c.heads, p.seqlen_q = c.seqlen_q, p.seqlen_k = c.seqlen_k, p.d = c.d, p.d_v = c.d_v,
-  p.causal = c.causal;
-  return simulator::estimate_seconds(p) * c.repeats;
+  const auto seconds = [&](auto p) {
+    p.batch = c.batch, p.heads = c.heads, p.seqlen_q = c.seqlen_q, p.seqlen_k = c.seqlen_k, p.d = c.d, p.d_v = c.d_v,
+    p.causal = c.causal;
+    return simulator::estimate_seconds(p) * c.repeats;
+  };
+  return c.backward ? seconds(BackwardProblem{}) : seconds(ForwardProblem{});
 }
 
 bool runs_on(const Target& target, const check::Case& c) {
   if (!check::runs_on(c, static_cast<fa3_device>(target.like()))) return false;
-  // The simulator is for small problems, its chip is small, and it has no backward pass.
-  return !target.simulated || (!c.backward && simulated_seconds(c) < 5 && c.sm_margin < simulator::usual_sm_count);
+  // The simulator is for small problems, and its chip is small.
+  return !target.simulated || (simulated_seconds(c) < 5 && c.sm_margin < simulator::usual_sm_count);
 }
 
 std::vector<Target> targets_of(const std::string& name) {
@@ -45,9 +48,9 @@ std::vector<Target> targets_of(const std::string& name) {
 
 bool run_one(const check::Case& c, const Target& target) {
   const auto start = std::chrono::steady_clock::now();
-  // No backward cases on the simulator, see runs_on(): with kernels for them, run_backward_case() goes here.
-  const check::Verdict verdict = target.simulated ? check::run_case(c, Device::cpu, simulator::forward_as_device)
-                                                  : check::run_case(c, target.device);
+  const check::Verdict verdict = !target.simulated ? check::run_case(c, target.device)
+                                 : c.backward ? check::run_backward_case(c, Device::cpu, simulator::backward_as_device)
+                                              : check::run_case(c, Device::cpu, simulator::forward_as_device);
   const double milliseconds =
       std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   const char* on = target.name();

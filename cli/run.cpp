@@ -19,6 +19,7 @@
 #include "error.hpp"
 #include "npy.hpp"
 #include "reference/backward.hpp"
+#include "simulate/backward.hpp"
 #include "simulate/forward.hpp"
 
 namespace fa3::cli {
@@ -297,9 +298,8 @@ int run_backward(const RunOptions& options) {
                                             : "[heads, seqlen_q], for q has no batch dimension"));
   }
   const Target target = usable_target(options.device);
-  if (target.simulated)
-    throw Error(FA3_NOT_SUPPORTED, "--device is sim; the simulator has no backward pass, use cuda or cpu");
   const Device device = target.device;
+  const auto backward_on_target = target.simulated ? simulator::backward_as_device : fa3::backward;
   const fa3_dtype dtype = dtype_of(options, arrays, device);
   const Dtype type = static_cast<Dtype>(dtype);
 
@@ -381,17 +381,19 @@ int run_backward(const RunOptions& options) {
   std::size_t bytes = 0;
   check::require(with_arguments([](auto&&... x) { return backward_workspace_size(x...); }, bytes));
   const char* kernel = nullptr;
-  check::require(with_arguments([](auto&&... x) { return backward_kernel(x...); }, kernel));
+  {
+    fa3_backward_params params;
+    check::require(with_arguments([](auto&&... x) { return detail::backward_params(x...); }, params));
+    params.device = static_cast<std::int32_t>(target.like());
+    check::require(Status::of(fa3_backward_kernel(&params, &kernel)));
+  }
   fmt::print("device: {}\nkernel: {}\n{}", device_text(target), kernel,
              given ? "" : "O and LSE are those of the forward pass\n");
   std::fflush(stdout);
   const check::Timing timing = run_pass(bytes, [&](Workspace workspace) {
     return check::time_work(
-        device,
-        [&](fa3_stream stream) {
-          return with_arguments([](auto&&... x) { return backward(x...); }, workspace, stream);
-        },
-        0.2);
+        device, [&](fa3_stream stream) { return with_arguments(backward_on_target, workspace, stream); },
+        target.simulated ? 0 : 0.2);
   });
   for (const int i : {dq, dk, dv}) buffers[std::size_t(i)].download(host[std::size_t(i)].data());
 

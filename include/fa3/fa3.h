@@ -154,7 +154,7 @@ typedef struct fa3_backward_params {
   int64_t d;
   int64_t d_v;
 
-  fa3_tensor d_o; /* dO [batch, seqlen_q, heads, d_v]; on cpu its stride[3] may be anything >= 0 */
+  fa3_tensor d_o; /* dO [batch, seqlen_q, heads, d_v]; its stride[3] may be anything >= 0 */
   fa3_tensor q;   /* [batch, seqlen_q, heads, d] */
   fa3_tensor k;   /* [batch, seqlen_k, kv_heads, d] */
   fa3_tensor v;   /* [batch, seqlen_k, kv_heads, d_v] */

@@ -313,9 +313,6 @@ BackwardProblem check_backward(const fa3_backward_params* given) {
   p.dq = check_tensor("dq", params.dq, of_q);
   p.dk = check_tensor("dk", params.dk, of_k);
   p.dv = check_tensor("dv", params.dv, of_v);
-  if (!p.d_o.empty() && p.d_o.stride[3] != 1 && params.device == FA3_DEVICE_CUDA)
-    throw Error(FA3_NOT_SUPPORTED, "d_o.stride[3] is " + to_string(p.d_o.stride[3]) +
-                                       "; on cuda the last dimension must be contiguous (stride 1)");
   std::vector<NamedBox> inputs =
       boxes_of(p.dtype, {{"d_o", &p.d_o}, {"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"o", &p.o}});
   if (!p.o.empty()) {

@@ -1,6 +1,7 @@
 #include "kernels/launch_parts.hpp"
 
 #include <cuda_runtime_api.h>
+#include <algorithm>
 
 #include <string>
 
@@ -54,10 +55,8 @@ namespace {
 StridedCopy copy_between(const TensorRef& from, const TensorRef& to, const TensorRef& packed) {
   StridedCopy copy{static_cast<const std::uint16_t*>(from.data), static_cast<std::uint16_t*>(to.data), {}, {}, {}};
   for (int i = 0; i < 4; ++i) copy.extent[i] = packed.stride[i] == 0 ? 1 : packed.shape[i];
-  for (int i = 0; i < 3; ++i) {
-    copy.from_stride[i] = from.stride[i];
-    copy.to_stride[i] = to.stride[i];
-  }
+  std::copy(from.stride.begin(), from.stride.end(), copy.from_stride);
+  std::copy(to.stride.begin(), to.stride.begin() + 3, copy.to_stride);
   return copy;
 }
 

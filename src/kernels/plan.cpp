@@ -46,6 +46,7 @@ StagedTensor stage(const char* name, const TensorRef& tensor, std::size_t& works
 
 bool tma_can_address(const TensorRef& tensor) {
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) return false;
+  if (tensor.shape[3] > 1 && tensor.stride[3] != 1) return false;
   // Dimensions that step, from the smallest stride: each must step over what lies inside it.
   std::array<int, 3> order = {0, 1, 2};
   std::sort(order.begin(), order.end(), [&](int a, int b) { return tensor.stride[a] < tensor.stride[b]; });

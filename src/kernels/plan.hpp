@@ -45,8 +45,8 @@ ForwardPlan plan_forward(const ForwardProblem& problem, const ForwardRow& row);
 /// `sm_margin` leaves no SM.
 int cta_count(int items, int cluster, int sm_count, int sm_margin);
 
-/// Whether a tensor map can describe the tensor: 16-byte aligned base and strides below 2^40 bytes, no overlap except
-/// repetition (stride 0) over heads or batch.
+/// Whether a tensor map can describe the tensor: contiguous features, 16-byte aligned base and strides below 2^40
+/// bytes, no overlap except repetition (stride 0) over heads or batch.
 bool tma_can_address(const TensorRef& tensor);
 
 }  // namespace fa3::kernels

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(32 * warps) strided_copy(const StridedCopy cop
     const std::uint16_t* from =
         copy.from + batch * copy.from_stride[0] + position * copy.from_stride[1] + head * copy.from_stride[2];
     std::uint16_t* to = copy.to + batch * copy.to_stride[0] + position * copy.to_stride[1] + head * copy.to_stride[2];
-    for (int i = threadIdx.x % 32; i < copy.extent[3]; i += 32) to[i] = from[i];
+    for (int i = threadIdx.x % 32; i < copy.extent[3]; i += 32) to[i] = from[i * copy.from_stride[3]];
   }
 }
 

@@ -7,12 +7,12 @@
 
 namespace fa3::kernels {
 
-/// [batch, sequence, head, feature]; strides in elements, features contiguous on both sides.
+/// [batch, sequence, head, feature]; strides in elements, the features of `to` contiguous.
 struct StridedCopy {
   const std::uint16_t* from;
   std::uint16_t* to;
   std::int64_t extent[4];
-  std::int64_t from_stride[3];
+  std::int64_t from_stride[4];
   std::int64_t to_stride[3];
 };
 

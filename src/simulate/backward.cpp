@@ -5,6 +5,7 @@
 
 #include "attention/backward_rows.hpp"
 #include "hopper/sim/tensor_map.hpp"
+#include "simulate/on_simulator.hpp"
 #include "simulate/workspace.hpp"
 
 namespace fa3::simulator {
@@ -60,6 +61,18 @@ BackwardRun backward_with(BackwardRowRunner runner, kernels::BackwardPlan plan, 
   copy_out(plan.dk, problem.dk);
   copy_out(plan.dv, problem.dv);
   return run;
+}
+
+Status backward_as_device(const ConstTensor& d_o, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
+                          const ConstTensor& o, const ConstRowTensor& lse, const Tensor& dq, const Tensor& dk,
+                          const Tensor& dv, const BackwardOptions& options, Workspace workspace, fa3_stream stream) {
+  static const BackwardFunction device =
+      backward_on_simulator([](const BackwardProblem& problem) { backward(problem, Options{}); });
+  return device(d_o, q, k, v, o, lse, dq, dk, dv, options, workspace, stream);
+}
+
+double estimate_seconds(const BackwardProblem& problem) {
+  return estimate_seconds(problem.flops(), problem.seqlen_k, problem.heads * problem.batch);
 }
 
 }  // namespace fa3::simulator

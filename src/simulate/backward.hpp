@@ -27,4 +27,12 @@ BackwardRun backward(const BackwardProblem& problem, const Options& options, int
 BackwardRun backward_with(BackwardRowRunner runner, kernels::BackwardPlan plan, const BackwardProblem& problem,
                           const Options& options, int sm_count = usual_sm_count);
 
+/// fa3::backward with the table's kernels on the simulator as its device, as forward_as_device().
+Status backward_as_device(const ConstTensor& d_o, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
+                          const ConstTensor& o, const ConstRowTensor& lse, const Tensor& dq, const Tensor& dk,
+                          const Tensor& dv, const BackwardOptions& options, Workspace workspace, fa3_stream stream);
+
+/// How long backward() will take, roughly.
+double estimate_seconds(const BackwardProblem& problem);
+
 }  // namespace fa3::simulator

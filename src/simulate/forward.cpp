@@ -62,10 +62,14 @@ Status forward_as_device(const ConstTensor& q, const ConstTensor& k, const Const
 }
 
 double estimate_seconds(const ForwardProblem& problem) {
+  return estimate_seconds(problem.flops(), problem.seqlen_q, problem.heads * problem.batch);
+}
+
+double estimate_seconds(double flops, std::int64_t tiled, std::int64_t sequences) {
   // Measured: products run at about 3 GFLOP/s on one core, everything else about doubles that; a tile costs its padding
   // too.
-  const double tiles = std::max(1.0, double((problem.seqlen_q + 127) / 128)) * double(problem.heads * problem.batch);
-  return problem.flops() * 2 / 3e9 + tiles * 0.02;
+  const double tiles = std::max(1.0, double((tiled + 127) / 128)) * double(sequences);
+  return flops * 2 / 3e9 + tiles * 0.02;
 }
 
 }  // namespace fa3::simulator

@@ -39,5 +39,7 @@ Status forward_as_device(const ConstTensor& q, const ConstTensor& k, const Const
 
 /// How long forward() will take, roughly: to be said before it starts.
 double estimate_seconds(const ForwardProblem& problem);
+/// The same of any pass with so many floating-point operations, whose CTAs have tiles of the length `tiled`.
+double estimate_seconds(double flops, std::int64_t tiled, std::int64_t sequences);
 
 }  // namespace fa3::simulator

@@ -35,7 +35,7 @@ inline void strided_copy(const TensorRef& from, const TensorRef& to, const Tenso
           return static_cast<std::uint16_t*>(tensor.data) + b * tensor.stride[0] + s * tensor.stride[1] +
                  h * tensor.stride[2];
         };
-        std::memcpy(row(to), row(from), std::size_t(packed.shape[3]) * sizeof(std::uint16_t));
+        for (std::int64_t i = 0; i < packed.shape[3]; ++i) row(to)[i] = row(from)[i * from.stride[3]];
       }
 }
 

@@ -98,11 +98,6 @@ const BadInput bad_inputs[] = {
      },
      {"q.dtype", "FA3_F32", "FA3_F16", "FA3_BF16"},
      FA3_NOT_SUPPORTED},
-    {"FeaturesOfDoApartOnCuda",
-     [](auto& x) { x.params.device = FA3_DEVICE_CUDA, x.params.d_o.stride[3] = 0; },
-     {"d_o.stride[3] is 0", "cuda", "contiguous"},
-     FA3_NOT_SUPPORTED},
-
     {"NegativeStrideOfDo", [](auto& x) { x.params.d_o.stride[3] = -1; }, {"d_o.stride[3] is -1", "negative"}},
     {"NegativeStrideOfQ", [](auto& x) { x.params.q.stride[0] = -192; }, {"q.stride[0] is -192", "negative"}},
     {"NegativeStrideOfLse", [](auto& x) { x.params.lse_stride[1] = -1; }, {"lse_stride[1] is -1", "negative"}},
