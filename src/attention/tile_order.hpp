@@ -15,8 +15,8 @@ struct Tile {
 
 /// Items of work: `rows` query rows of one head, a tile for each CTA of a cluster. Heads (of all batch entries) are
 /// worked on in sections; within a section the items with the most keys (causal: the last rows) come first. Small
-/// sections keep few keys in use, which then stay in L2 and are read from memory once; the last section is large enough
-/// for its short items to fill the end.
+/// sections keep few keys in use, which then stay in L2 and are read from memory once. With a causal mask the last
+/// section is larger, so that its short items fill the end.
 struct TileOrder {
   int rows;       // of an item
   int row_items;  // per head
@@ -43,25 +43,24 @@ struct TileOrder {
   }
 };
 
-/// Up to so many items per cluster a static schedule is as good as a dynamic one, and the last section holds so many.
+/// Up to so many items per cluster a static schedule is as good as a dynamic one.
 inline constexpr int few_rounds = 4;
 
 /// Sections of `group` sequences, which share their keys, and a last one of `few_rounds` times as many items as run at
-/// once (`resident`): it begins with its longest items, and others must be left to fill the end. But it has no more
-/// than `most` sequences, because all their keys are in use at the same time.
+/// once (`resident`), but no more than `most` sequences.
 constexpr TileOrder make_tile_order(int rows, int row_items, int heads, int sequences, int group, int resident,
                                     int most) {
   const int last = minimum((few_rounds * resident + row_items - 1) / row_items, most);
   return {rows, row_items, heads, sequences, group, minimum(sequences, last)};
 }
 
-/// That `most`. Without a mask items are equal, and nothing has to be filled. With one, the keys and values of a
-/// section, `key_bytes` for each group, should stay in half of the 50 MB of L2; where they do not, they are read from
-/// memory, of which 16 groups at once take a fifth: an SM reads 32 bytes of them per cycle.
-constexpr int most_in_last_section(bool causal, int group, std::int64_t key_bytes) {
-  if (!causal) return group;
-  const std::int64_t fit = key_bytes == 0 ? 16 : (std::int64_t(25) << 20) / key_bytes;
-  return group * int(fit < 16 ? 16 : fit > 1 << 16 ? 1 << 16 : fit);
+/// `most` of make_tile_order for items of unequal length that are taken one by one. All keys of a section are in use at
+/// the same time: those of `key_bytes`, keys and values of a group, should stay in half of the 50 MB of L2. Where they
+/// do not, 16 groups at once may be read from memory: by an estimate a fifth of what it delivers.
+constexpr int most_in_last_section(int group, std::int64_t key_bytes) {
+  const std::int64_t fit = (std::int64_t(25) << 20) / (key_bytes > 0 ? key_bytes : 1);
+  const std::int64_t most = group * (fit > 16 ? fit : 16);
+  return most < 1 << 30 ? int(most) : 1 << 30;
 }
 
 /// A static schedule: in round r, cluster c takes item r * clusters + static_place(c, r, ..). Items that get shorter

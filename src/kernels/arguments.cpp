@@ -57,20 +57,19 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
   args.lse = problem.lse;
   std::copy(problem.lse_stride.begin(), problem.lse_stride.end(), args.lse_stride);
   args.mask = {int(problem.seqlen_q), int(problem.seqlen_k), problem.causal};
-  const int rows = config.cluster * config.tile_q;
+  const int rows = config.cluster * config.tile_q, row_items = int((problem.seqlen_q + rows - 1) / rows);
+  const int group = int(problem.group()), sequences = int(problem.heads * problem.batch);
   const int resident = std::max(1, (sm_count - problem.sm_margin) / config.cluster);
-  const int group = int(problem.group());
   const std::int64_t key_bytes =
       problem.seqlen_k * (problem.d + problem.d_v) * std::int64_t(element_bytes(problem.dtype));
-  args.order = attention::make_tile_order(rows, int((problem.seqlen_q + rows - 1) / rows), int(problem.heads),
-                                          int(problem.heads * problem.batch), group, resident,
-                                          attention::most_in_last_section(problem.causal, group, key_bytes));
+  // Many items of unequal length are taken as clusters become free. For few, or equal ones, resetting the counter would
+  // cost more than a static schedule loses; a few unequal ones are dealt out, for which all must be in one section.
+  const bool dynamic = problem.causal && row_items * sequences > attention::few_rounds * resident;
+  const int most = !problem.causal ? group : dynamic ? attention::most_in_last_section(group, key_bytes) : sequences;
+  args.order = attention::make_tile_order(rows, row_items, int(problem.heads), sequences, group, resident, most);
+  args.next_item = dynamic ? static_cast<unsigned*>(workspace) : nullptr;
   args.group = group;
   args.scale = kernel_scale(problem.softmax_scale);
-  // Many items of unequal length are taken as clusters become free. For few, or equal ones, resetting the counter would
-  // cost more than a static schedule loses.
-  const bool dynamic = problem.causal && args.order.count() > attention::few_rounds * resident;
-  args.next_item = dynamic ? static_cast<unsigned*>(workspace) : nullptr;
   return args;
 }
 

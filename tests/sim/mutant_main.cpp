@@ -83,7 +83,7 @@ MutantCase case_named(const std::string& name) {
     c.heads = 2;
     c.seqlen_q = 20;
     c.seqlen_k = (2 * config.stages + 1) * config.tile_kv - 13;
-  } else if (name == "shared" || name == "sections") {  // several clusters; and a last section of three heads, not two
+  } else if (name == "shared" || name == "sections") {  // several clusters; with a mask a last section of three heads
     c.heads = 6;
     c.kv_heads = 3;
     c.seqlen_q = 2 * rows + 5;
@@ -105,9 +105,9 @@ MutantCase case_named(const std::string& name) {
     c.seqlen_k = 4 * config.tile_kv;
     made.neighbours = true;
   } else {
-    throw std::invalid_argument(
-        "case \"" + name +
-        "\"; there are full, causal, hidden, cold, short, blind, one_warpgroup, shared, items, clipped and neighbours");
+    throw std::invalid_argument("case \"" + name +
+                                "\"; there are full, causal, hidden, cold, short, blind, one_warpgroup, shared, "
+                                "sections, items, clipped and neighbours");
   }
   return made;
 }

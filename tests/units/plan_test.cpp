@@ -5,9 +5,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <set>
+#include <vector>
 
 #include "kernels/arguments.hpp"
 #include "kernels/configs.hpp"
@@ -161,6 +164,64 @@ TEST(Plan, TakesClustersForLongSequencesOnTheWholeChip) {
     EXPECT_EQ(cluster(64, 1 << 17, 0), 1);
     EXPECT_EQ(cluster(1 << 17, 64, 0), 1);
   }
+}
+
+attention::ForwardArguments arguments(const ForwardProblem& p, void* workspace) {
+  ForwardPlan plan = plan_forward(p);
+  return forward_arguments(p, plan, workspace, 132, [](const hopper::TensorMapSpec&) { return hopper::TensorMap{}; });
+}
+
+ForwardProblem shape(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t seqlen_q,
+                     std::int64_t seqlen_k, std::int64_t d, std::int64_t d_v, bool causal) {
+  const auto dense = [](std::int64_t b, std::int64_t s, std::int64_t h, std::int64_t d) {
+    return tensor(0x10000, {b, s, h, d}, {s * h * d, h * d, d, 1});
+  };
+  ForwardProblem p;
+  p.batch = batch, p.heads = heads, p.kv_heads = kv_heads, p.seqlen_q = seqlen_q, p.seqlen_k = seqlen_k, p.d = d;
+  p.d_v = d_v, p.causal = causal, p.softmax_scale = 1;
+  p.q = dense(batch, seqlen_q, heads, d), p.o = dense(batch, seqlen_q, heads, d_v);
+  p.k = dense(batch, seqlen_k, kv_heads, d), p.v = dense(batch, seqlen_k, kv_heads, d_v);
+  return p;
+}
+
+TEST(ForwardArguments, SectionsKeepTheirKeysInL2) {
+  alignas(256) std::byte workspace[256];
+  const auto last = [&](const ForwardProblem& p) { return arguments(p, workspace).order.last; };
+  EXPECT_EQ(last(shape(32, 8, 8, 512, 512, 256, 256, false)), 1);
+  EXPECT_EQ(last(shape(32, 8, 8, 512, 512, 256, 256, true)), 50);
+  EXPECT_EQ(last(shape(8, 64, 8, 2048, 2048, 128, 128, true)), 33) << "four items for each of 132 SMs";
+  EXPECT_EQ(last(shape(64, 16, 2, 512, 4096, 128, 128, true)), 128) << "twelve groups of 2 MB fit, sixteen may be read";
+  EXPECT_EQ(last(shape(32, 16, 16, 512, 1024, 192, 128, true)), 40) << "of 640 KB each";
+  EXPECT_EQ(last(shape(4, 8, 8, 512, 512, 256, 256, true)), 32) << "few items: all";
+}
+
+// Few causal items are dealt out for good: no CTA may get much more than the others.
+TEST(ForwardArguments, StaticSchedulesAreBalanced) {
+  alignas(256) std::byte workspace[256];
+  for (const int d : {64, 96, 128, 192, 256})
+    for (const int seqlen : {512, 1024, 1536, 2048, 3072})
+      for (const int heads : {8, 16, 24, 32, 64, 128}) {
+        const ForwardProblem p = shape(1, heads, heads, seqlen, seqlen, d, d, true);
+        const attention::ForwardArguments args = arguments(p, workspace);
+        const ForwardConfig& config = forward_rows[plan_forward(p).row].config;
+        const int ctas = cta_count(args.order.count(), 1, 132, 0);
+        if (args.next_item != nullptr || args.order.count() < 2 * ctas) continue;
+        std::vector<double> work(std::size_t(ctas), 0.0);
+        double sum = 0;
+        for (int round = 0; round * ctas < args.order.count(); ++round)
+          for (int cta = 0; cta < ctas; ++cta) {
+            const int item = round * ctas + attention::static_place(cta, round, ctas, true);
+            if (item >= args.order.count()) continue;
+            // Blocks, and what a tile takes beside them.
+            const attention::Tile tile = args.order.item(item);
+            const double cost =
+                0.8 + attention::BlockWalk::of(args.mask, tile.first_row, config.tile_q, config.tile_kv, false).end;
+            work[std::size_t(cta)] += cost;
+            sum += cost;
+          }
+        EXPECT_LE(*std::max_element(work.begin(), work.end()), 1.2 * sum / ctas)
+            << "d " << d << ", seqlen " << seqlen << ", heads " << heads;
+      }
 }
 
 TEST(Plan, HugeDenseCopyIsRefusedInWords) {

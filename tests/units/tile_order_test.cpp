@@ -42,12 +42,10 @@ TEST(TileOrder, EveryItemOnceSectionBySectionLongestFirst) {
 }
 
 TEST(TileOrder, LastSectionKeepsItsKeysInL2) {
-  EXPECT_EQ(most_in_last_section(false, 8, 1 << 20), 8);
-  EXPECT_EQ(most_in_last_section(true, 1, 512 << 10), 50);
-  EXPECT_EQ(most_in_last_section(true, 4, 512 << 10), 200);
-  EXPECT_EQ(most_in_last_section(true, 4, std::int64_t(1) << 33), 64);  // longer than L2: by what memory delivers
-  EXPECT_EQ(most_in_last_section(true, 1, 0), 16);
-  EXPECT_GT(most_in_last_section(true, 64, 32), 0);
+  EXPECT_EQ(most_in_last_section(1, 512 << 10), 50);
+  EXPECT_EQ(most_in_last_section(4, 512 << 10), 200);
+  EXPECT_EQ(most_in_last_section(4, std::int64_t(1) << 33), 64);  // longer than L2: by what memory delivers
+  for (const std::int64_t bytes : {0, 1, 384}) EXPECT_EQ(most_in_last_section(1 << 20, bytes), 1 << 30);
 }
 
 TEST(StaticPlace, GivesEveryItemOnceAndDifferentRows) {
