@@ -111,9 +111,9 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   const std::int64_t read_bytes =
       problem.group() * problem.seqlen_q * (problem.d + problem.d_v) * std::int64_t(element_bytes(problem.dtype));
   if (plan.key_tiles > 0)
-    main.order = attention::make_tile_order(config.tile_kv, plan.key_tiles, int(problem.kv_heads), kv_sequences, 1,
-                                            sm_count - problem.sm_margin,
-                                            attention::most_in_last_section(problem.causal, 1, read_bytes));
+    main.order = attention::make_tile_order(
+        config.tile_kv, plan.key_tiles, int(problem.kv_heads), kv_sequences, 1, sm_count - problem.sm_margin,
+        attention::problem.causal ? attention::most_in_last_section(1, read_bytes) : 1);
   main.scale = scale;
   main.scale_log2 = scale_log2;
 
