@@ -16,8 +16,9 @@
 
 #include "attention/backward_arguments.hpp"
 #include "attention/backward_config.hpp"
+#include "attention/backward_consumer.hpp"
 #include "attention/backward_shared.hpp"
-#include "attention/consumer.hpp"
+#include "attention/backward_wide.hpp"
 #include "hopper/hopper.hpp"
 
 namespace fa3::attention {
@@ -30,13 +31,13 @@ HOPPER_FUNCTION auto key_tile(const BackwardArguments& args, int item) {
     return BlockWalk::of(args.mask.seen_by(first_key), args.mask.seen_by(first_key + keys - 1), config.tile_q, false);
   };
   const Tile of_order = args.order.item(item);
-  KeyTile<config.consumer_warpgroups()> tile;
+  KeyTile<config.key_groups()> tile;
   tile.first_key = (args.order.row_items - 1) * config.tile_kv - of_order.first_row;
   tile.kv_head = of_order.head;
   tile.batch = of_order.batch;
   const BlockWalk all = blocks_that_see(tile.first_key, config.tile_kv);
   tile.blocks = {all.begin, all.end};
-  for (int i = 0; i < config.consumer_warpgroups(); ++i) {
+  for (int i = 0; i < config.key_groups(); ++i) {
     const BlockWalk own = blocks_that_see(tile.first_key + 64 * i, 64);
     tile.whole[i] = {own.full_begin, own.full_end};
   }
@@ -55,6 +56,7 @@ HOPPER_FUNCTION void produce(BackwardShared<config>& shared, const BackwardArgum
     const bool stop = item >= args.order.count();
     auto tile = key_tile<config>(args, stop ? 0 : item);
     if (stop) tile.first_key = -1;
+    tile.phase = tile_phase;
     shared.kv_empty.wait(tile_phase ^ 1);
     hopper::store_shared(shared.tile, tile);
     if (stop) {
@@ -74,12 +76,12 @@ HOPPER_FUNCTION void produce(BackwardShared<config>& shared, const BackwardArgum
       const float* const statistics =
           args.statistics + (std::int64_t(tile.batch) * args.heads + head) * args.blocks * (2 * config.tile_q);
       // [B3] Load Q with its rows' statistics, and dO, through the rings.
-      for (int block = blocks.first; block < blocks.end; ++block, ++at) {
+      for (int block = blocks.end - 1; block >= blocks.first; --block, ++at) {
         const int row = block * config.tile_q;
         shared.q_empty[at.stage].wait(at.phase ^ 1);
         shared.q_full[at.stage].arrive_expect_bytes(sizeof(shared.q[0]) + sizeof(shared.statistics[0]));
         hopper::load_tile(shared.q[at.stage], args.q, {0, row, head, tile.batch}, shared.q_full[at.stage]);
-        if (head == tile.kv_head * args.group && block == blocks.first) load_v();
+        if (head == tile.kv_head * args.group && block == blocks.end - 1) load_v();
         if (!statistics_ready) hopper::wait_for_previous_grid();  // which wrote them, and zeros to dQ
         statistics_ready = true;
         hopper::load_bytes(&shared.statistics[at.stage], statistics + std::int64_t(block) * (2 * config.tile_q),
@@ -96,44 +98,20 @@ HOPPER_FUNCTION void produce(BackwardShared<config>& shared, const BackwardArgum
 // --------------------------------------------------------------------------------------------------------------------
 // Consumers: each warpgroup owns 64 keys of the tile.
 
-/// P and dS are 0 where the row does not see the key, whatever stood there: in columns [begin, begin + 64) of the
-/// block, whose rows begin at first_row. Key r of the thread is first_key + 8 r.
-template <int begin, int columns>
-HOPPER_FUNCTION void hide(hopper::Accumulator<columns>& p, hopper::Accumulator<columns>& ds, const Mask& mask,
-                          int first_key, int first_row) {
-  HOPPER_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    const Interval rows = mask.seen_by(first_key + 8 * r);
-    const int first = first_row + begin;
-    const std::uint32_t word = visible_word({rows.first - first, rows.end - first}, 2 * (hopper::lane() % 4));
-    HOPPER_UNROLL
-    for (int j = 0; j < 8; ++j) {
-      HOPPER_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        const int i = begin / 2 + 4 * j + 2 * r + e;
-        const bool visible = (word >> (2 * j + e)) & 1;
-        p.value[i] = visible ? p.value[i] : 0.0f;
-        ds.value[i] = visible ? ds.value[i] : 0.0f;
-      }
-    }
-  }
-}
-
 template <BackwardConfig config>
 class BackwardConsumer {
  public:
   HOPPER_FUNCTION BackwardConsumer(BackwardShared<config>& shared, const BackwardArguments& args, int warpgroup)
-      : shared_(shared),
-        args_(args),
-        warpgroup_(warpgroup),
-        warp_key_(64 * warpgroup + 16 * hopper::warp_of_warpgroup()) {}
+      : shared_(shared), args_(args), warpgroup_(warpgroup), dq_sum_(args, warpgroup) {}
 
   HOPPER_FUNCTION void run() {
-    for (int tile_phase = 0;; tile_phase ^= 1) {
+    for (int tile_phase = 0;;) {
       shared_.k_full.wait(tile_phase);
       if (hopper::load_shared(shared_.tile.first_key) < 0) return;
       shared_.v_full.wait(tile_phase);
       differentiate();
+      tile_phase = hopper::load_shared(shared_.tile.phase) ^ 1;
+      release(shared_.kv_empty);
     }
   }
 
@@ -146,27 +124,18 @@ class BackwardConsumer {
   using Dv = hopper::Accumulator<config.d_v>;
   using Dq = hopper::Accumulator<layout.part_columns>;  // 64 rows x this warpgroup's columns
 
+  /// The warp's first key in the tile. Not kept: accumulators need the register.
+  HOPPER_FUNCTION int warp_key() const { return 64 * hopper::recompute(warpgroup_) + 16 * hopper::warp_of_warpgroup(); }
+
   HOPPER_FUNCTION void differentiate() {
     Dk dk{};
     Dv dv{};
-    int block = hopper::load_shared(shared_.tile.blocks).first;
-    if (block < hopper::load_shared(shared_.tile.blocks).end) {
-      int heads = args_.group;
-      dq_place_ = place_of(block);
-      step<true>(block, dk, dv);
+    const Interval blocks = hopper::load_shared(shared_.tile.blocks);
+    if (blocks.first < blocks.end) {
+      Visit visit = Visit::first(blocks, args_.group);
+      step<true>(visit, dk, dv);
       HOPPER_NO_UNROLL
-      for (;;) {
-        const Interval blocks = hopper::load_shared(shared_.tile.blocks);
-        // On to this block's dQ, which the next step computes.
-        int ahead = 1;
-        if (++block == blocks.end) {
-          if (--heads == 0) break;
-          block = blocks.first;
-          ahead += args_.blocks - (blocks.end - blocks.first);
-        }
-        step<false>(block, dk, dv);
-        dq_place_ += std::int64_t(ahead) * layout.block_floats();
-      }
+      while (visit.to_next(hopper::load_shared(shared_.tile.blocks))) step<false>(visit, dk, dv);
       last_dq();
       hopper::wgmma_wait<0>(dk, dv);
       store_dv(dv);
@@ -178,31 +147,12 @@ class BackwardConsumer {
     store_dk(dk);
   }
 
-  struct Pair {
-    float value[2];
-  };
-  /// Of the two rows that are this thread's columns 8 j + {0, 1}.
-  HOPPER_FUNCTION static Pair pair_of(const float (&of_row)[config.tile_q], int j) {
-    return hopper::load_shared(*reinterpret_cast<const Pair*>(of_row + 8 * j + 2 * (hopper::lane() % 4)));
-  }
-
-  /// Columns [begin, begin + 64).
-  template <int begin>
-  HOPPER_FUNCTION static void pack(P& to, const S& from) {
-    HOPPER_UNROLL
-    for (int column = begin; column < begin + 64; column += 16) {
-      std::uint32_t fragment[4];
-      pack16<element>(fragment, from, column);
-      HOPPER_UNROLL
-      for (int i = 0; i < 4; ++i) to.value[column / 4 + i] = fragment[i];
-    }
-  }
-
-  /// P = exp2(S - LSE) and dS = P * (dP - D), 0 where masked, of 64 columns of the block, and both in 16 bits.
-  template <int begin>
+  /// P = exp2(S - LSE) and dS = P * (dP - D), 0 where masked, of some columns of the block, and both in 16
+  /// bits.
+  template <int begin, int end>
   HOPPER_FUNCTION void weigh(S& s, S& dp, P& p, P& ds, const auto& statistics, bool edge, int block) const {
     HOPPER_UNROLL
-    for (int j = begin / 8; j < begin / 8 + 8; ++j) {
+    for (int j = begin / 8; j < end / 8; ++j) {
       const Pair minus_lse = pair_of(statistics.minus_lse, j), d = pair_of(statistics.d, j);
       HOPPER_UNROLL
       for (int i = 4 * j; i < 4 * j + 4; ++i) {
@@ -211,15 +161,15 @@ class BackwardConsumer {
       }
     }
     if (edge)
-      hide<begin>(s, dp, args_.mask, hopper::load_shared(shared_.tile.first_key) + warp_key_ + hopper::lane() / 4,
-                  block * config.tile_q);
-    pack<begin>(p, s);
-    pack<begin>(ds, dp);
+      hide<begin, end>(args_.mask, hopper::load_shared(shared_.tile.first_key) + warp_key() + hopper::lane() / 4,
+                       block * config.tile_q, s, dp);
+    pack<element, begin, end>(p, s);
+    pack<element, begin, end>(ds, dp);
   }
 
   /// One block.
   template <bool first>
-  HOPPER_FUNCTION void step(int block, Dk& dk, Dv& dv) {
+  HOPPER_FUNCTION void step(Visit visit, Dk& dk, Dv& dv) {
     const int stage = at_.stage;
     const auto& statistics = shared_.statistics[stage];
     S s, dp;
@@ -231,12 +181,17 @@ class BackwardConsumer {
     shared_.d_o_full[stage].wait(at_.phase);
     hopper::issue_abt<element>(dp, shared_.v, 64 * hopper::recompute(warpgroup_), shared_.d_o[stage]);
     hopper::wgmma_commit();
+    if constexpr (!first) pass_turn_before(visit.before(hopper::load_shared(shared_.tile.blocks)));
     // [B5] P = exp2(S - LSE) and dS = P * (dP - D), 0 where masked.
     const Interval whole = hopper::load_shared(shared_.tile.whole[warpgroup_]);
-    const bool edge = block < whole.first || block >= whole.end;
+    const bool edge = visit.block < whole.first || visit.block >= whole.end;
     hopper::wgmma_wait<0>(s, dp);
-    weigh<0>(s, dp, p, ds, statistics, edge, block);
-    if constexpr (config.tile_q == 128) weigh<64>(s, dp, p, ds, statistics, edge, block);
+    weigh<0, 64>(s, dp, p, ds, statistics, edge, visit.block);
+    if constexpr (config.tile_q == 128) {
+      // Why in two: nvcc 13.0 mixes what stands between two branches, and would run out of registers.
+      weigh<64, 96>(s, dp, p, ds, statistics, edge, visit.block);
+      weigh<96, 128>(s, dp, p, ds, statistics, edge, visit.block);
+    }
     // [B6] dV += P^T dO.
     hopper::issue_ab<element>(dv, p, shared_.d_o[stage]);
     hopper::wgmma_commit();
@@ -252,18 +207,18 @@ class BackwardConsumer {
     release(shared_.d_o_empty[stage]);
     hopper::wgmma_wait<first ? 0 : 1>();
     release(shared_.q_empty[stage]);
-    if constexpr (!first) finish_dq(dq);
+    if constexpr (!first) finish_dq(dq, visit.before(hopper::load_shared(shared_.tile.blocks)));
     ++at_;
   }
 
   HOPPER_FUNCTION void share_ds(const P& ds) {
     shared_.ds_empty[at_.stage].wait(at_.phase ^ 1);
-    const int warp_key = hopper::recompute(warp_key_);
+    const int first_key = warp_key();
     HOPPER_UNROLL
     for (int row = 0; row < config.tile_q; row += 16) {
       const std::uint32_t fragment[4] = {ds.value[row / 4], ds.value[row / 4 + 1], ds.value[row / 4 + 2],
                                          ds.value[row / 4 + 3]};
-      hopper::store_matrix_transposed(shared_.ds[at_.stage], row, warp_key, fragment);
+      hopper::store_matrix_transposed(shared_.ds[at_.stage], row, first_key, fragment);
     }
     hopper::fence_async_shared();
     release(shared_.ds_full[at_.stage]);
@@ -277,76 +232,49 @@ class BackwardConsumer {
                               layout.split_rows ? 0 : layout.part_columns * warpgroup_);
     hopper::wgmma_commit();
   }
-  HOPPER_FUNCTION void finish_dq(Dq& dq) {
+  HOPPER_FUNCTION void finish_dq(Dq& dq, Visit visit) {
     hopper::wgmma_wait<0>(dq);
     release(shared_.ds_empty[before(at_).stage]);
-    // [B10] Add it to what other keys give; deterministic: after the tiles of earlier keys.
-    if constexpr (config.deterministic) {
-      // All tiles of earlier keys see the rows that this one sees.
-      const int earlier = hopper::load_shared(shared_.tile.first_key) / config.tile_kv;
-      if (hopper::elect_one()) hopper::wait_for_count(*turn_of_dq(), unsigned(earlier));
-      hopper::warp_sync();
-    }
-    HOPPER_UNROLL
-    for (int j = 0; j < layout.part_columns / 8; ++j) {
-      const float four[4] = {dq.value[4 * j], dq.value[4 * j + 1], dq.value[4 * j + 2], dq.value[4 * j + 3]};
-      hopper::add_to_global(dq_place_ + 512 * j, four);
-    }
-    if constexpr (config.deterministic) {
-      hopper::warp_sync();
-      if (hopper::elect_one()) hopper::raise_count(*turn_of_dq());
-    }
+    const auto tile = hopper::load_shared(shared_.tile);
+    dq_sum_.take_turn(tile, visit);
+    dq_sum_.add(tile, visit, dq, 0);
   }
-  /// How many tiles have added to what this warp adds to.
-  HOPPER_FUNCTION unsigned* turn_of_dq() const {
-    const std::int64_t floats = dq_place_ - args_.dq;
-    return args_.turns + floats / (64 * layout.part_columns) * 4 + floats / 128 % 4;
-  }
-  /// The buffer of the block before.
-  HOPPER_FUNCTION static Cursor<config.stages> before(Cursor<config.stages> at) {
-    if (at.stage == 0) return {config.stages - 1, at.phase ^ 1};
-    return {at.stage - 1, at.phase};
+
+  /// Deterministic: of the block before `visit`, if there is one.
+  HOPPER_FUNCTION void pass_turn_before(Visit visit) const {
+    if constexpr (config.deterministic) {
+      const auto tile = hopper::load_shared(shared_.tile);
+      if (!visit.is_first(tile.blocks, args_.group)) dq_sum_.pass_turn(tile, visit.before(tile.blocks));
+    }
   }
 
   /// [B11] The last block's.
   HOPPER_FUNCTION void last_dq() {
+    const auto tile = hopper::load_shared(shared_.tile);
+    const Visit visit = {tile.blocks.first, 1};
     Dq dq;
     issue_dq(dq);
-    finish_dq(dq);
-  }
-  /// This thread's first four numbers of its warpgroup's part of a block of dQ, of the group's first head.
-  HOPPER_FUNCTION float* place_of(int block) const {
-    const auto tile = hopper::load_shared(shared_.tile);
-    const std::int64_t sequence = std::int64_t(tile.batch) * args_.heads + tile.kv_head * args_.group;
-    return args_.dq + (sequence * args_.blocks + block) * layout.block_floats() +
-           warpgroup_ * (64 * layout.part_columns) + 4 * (32 * hopper::warp_of_warpgroup() + hopper::lane());
+    pass_turn_before(visit);
+    finish_dq(dq, visit);
+    dq_sum_.pass_turn(tile, visit);
   }
 
-  /// [B12] dV and softmax_scale * dK in 16 bits to global memory. A warpgroup's rows of V are read by its own dP only.
+  /// dV and softmax_scale * dK. A warpgroup's rows of V are read by its own dP only.
   HOPPER_FUNCTION void store_dv(const Dv& dv) { store(shared_.v, dv, args_.dv); }
   HOPPER_FUNCTION void store_dk(Dk& dk) {
-    HOPPER_UNROLL
-    for (int i = 0; i < config.d / 2; ++i) dk.value[i] *= args_.scale;
+    scale_all(dk, args_.scale);
     store(shared_.k, dk, args_.dk);
     if (hopper::lane() == 0) hopper::store_wait_read<0>();
-    release(shared_.kv_empty);
   }
   HOPPER_FUNCTION void store(auto& staged, const auto& gradient, const hopper::TensorMap& map) {
-    const auto tile = hopper::load_shared(shared_.tile);
-    const int warp_key = hopper::recompute(warp_key_);
-    stage_rows<element>(staged, warp_key, gradient);
-    if (hopper::lane() == 0) {
-      hopper::store_rows(map, {0, tile.first_key + warp_key, tile.kv_head, tile.batch}, staged, warp_key);
-      hopper::store_commit();
-    }
+    store_gradient<element>(staged, warp_key(), 0, gradient, map, hopper::load_shared(shared_.tile));
   }
 
   BackwardShared<config>& shared_;
   const BackwardArguments& args_;
   const int warpgroup_;
-  const int warp_key_;         // the warp's first key in the tile
-  Cursor<config.stages> at_;   // Q, dO, dS of this block
-  float* dq_place_ = nullptr;  // of the block before, as place_of()
+  Cursor<config.stages> at_;  // Q, dO, dS of this block
+  DqSum<config> dq_sum_;
 };
 
 // --------------------------------------------------------------------------------------------------------------------
@@ -369,9 +297,18 @@ HOPPER_FUNCTION void backward(BackwardShared<config>& shared, const BackwardArgu
   if (warpgroup == 0) {
     hopper::release_registers<config.producer_registers()>();
     if (leader) produce(shared, args);
-  } else {
-    hopper::claim_registers<config.consumer_registers()>();
+  } else if constexpr (!config.wide()) {
+    hopper::claim_registers<config.consumer_registers(0)>();
     BackwardConsumer<config>(shared, args, warpgroup - 1).run();
+  } else if (warpgroup == 1) {
+    hopper::claim_registers<config.consumer_registers(0)>();
+    WideConsumer<config, WideRole::p>(shared, args).run();
+  } else if (warpgroup == 2) {
+    hopper::claim_registers<config.consumer_registers(1)>();
+    WideConsumer<config, WideRole::ds>(shared, args).run();
+  } else {
+    hopper::release_registers<config.consumer_registers(2)>();
+    WideDq<config>(shared, args).run();
   }
 }
 

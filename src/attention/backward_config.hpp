@@ -12,32 +12,44 @@ struct BackwardConfig {
   int d;        // features of Q, K, dQ, dK: a multiple of 16
   int d_v;      // features of V, O, dO, dV: likewise
   int tile_q;   // B_r: query rows of a block, 64 or 128
-  int tile_kv;  // B_c: keys of a CTA, 64 per consumer warpgroup
-  int stages;   // depth of the rings of Q, dO and dS
+  int tile_kv;  // B_c: keys of a CTA; 128: each of two consumer warpgroups has 64 of them; 64: see wide()
+  int stages;   // depth of the rings of Q, dO, dS and P
   // Tiles add to dQ in the order of their keys, so that every run gives the same bits.
   bool deterministic;
 
   constexpr bool operator==(const BackwardConfig&) const = default;
 
-  constexpr int consumer_warpgroups() const { return tile_kv / 64; }
+  /// Whether dK and dV of 64 keys take two warpgroups (backward_wide.hpp). Then a third one has dQ.
+  constexpr bool wide() const { return tile_kv == 64; }
+  /// Groups of 64 keys.
+  constexpr int key_groups() const { return tile_kv / 64; }
+  constexpr int consumer_warpgroups() const { return wide() ? 3 : key_groups(); }
   constexpr int threads() const { return 128 * (1 + consumer_warpgroups()); }
-  // As in ForwardConfig: 168 x 384 = 40 x 128 + 232 x 256.
-  constexpr int producer_registers() const { return 40; }
-  constexpr int consumer_registers() const { return 232; }
+  // As in ForwardConfig: 168 x 384 = 40 x 128 + 232 x 256, 128 x 512 = (24 + 200 + 192 + 96) x 128.
+  constexpr int producer_registers() const { return wide() ? 32 : 40; }
+  constexpr int consumer_registers(int warpgroup) const {
+    constexpr int of_wide[] = {192, 192, 96};
+    return wide() ? of_wide[warpgroup] : 232;
+  }
   constexpr int registers() const {
-    return 128 * (producer_registers() + consumer_warpgroups() * consumer_registers());
+    int sum = producer_registers();
+    for (int i = 0; i < consumer_warpgroups(); ++i) sum += consumer_registers(i);
+    return 128 * sum;
   }
 
   constexpr bool valid() const {
+    if (wide())
+      return d % 64 == 0 && d_v % 64 == 0 && d >= 128 && d_v >= 128 && d <= 256 && d_v <= 256 && tile_q == 64 &&
+             stages >= 2;
     return d % 16 == 0 && d_v % 16 == 0 && d <= 128 && d_v <= 128 && (tile_q == 64 || tile_q == 128) &&
            tile_kv == 128 && stages >= 2;
   }
 };
 
 /// Where the kernels keep dQ in f32: blocks of `rows` query rows, each in the order in which the accumulators of the
-/// consumer warpgroups hold it, so that a warp adds 512 contiguous bytes at a time. Every warpgroup has a part of the
-/// block: 64 rows, or all rows and some columns. A part is groups of eight columns; a group is 128 threads; a thread's
-/// four numbers are rows r and r + 8 of two neighbouring columns (hopper::Accumulator).
+/// warpgroups that compute dQ hold it, so that a warp adds 512 contiguous bytes at a time. Every such warpgroup has a
+/// part of the block: 64 rows, or all rows and some columns. A part is groups of eight columns; a group is 128 threads;
+/// a thread's four numbers are rows r and r + 8 of two neighbouring columns (hopper::Accumulator).
 struct DqLayout {
   int rows;  // of a block
   int parts;
@@ -48,7 +60,7 @@ struct DqLayout {
 };
 
 constexpr DqLayout dq_layout(const BackwardConfig& config) {
-  const int parts = config.consumer_warpgroups();
+  const int parts = config.key_groups();
   const bool split_rows = config.tile_q == 64 * parts;
   const int columns = hopper::stored_columns(config.d);
   return {config.tile_q, parts, split_rows, split_rows ? config.d : columns / parts};

@@ -1,6 +1,8 @@
 // The backward kernel's shared memory: tiles, barriers, and who does what to each barrier.
 #pragma once
 
+#include <type_traits>
+
 #include "attention/backward_config.hpp"
 #include "attention/mask.hpp"
 #include "hopper/hopper.hpp"
@@ -10,28 +12,35 @@ inline namespace HOPPER_BACKEND {
 
 /// The keys of a CTA: [first_key, first_key + tile_kv) of a key/value head. Consumers read it from shared memory
 /// whenever they need some of it, and keep their registers for accumulators.
-template <int warpgroups>
+template <int key_groups>
 struct KeyTile {
   int first_key;  // -1: no more tiles
   int kv_head, batch;
+  int phase;                   // of k_full, with which this comes
   Interval blocks;             // of query rows, those that see some of the keys
-  Interval whole[warpgroups];  // those of which every row sees all of the warpgroup's keys
+  Interval whole[key_groups];  // those of which every row sees all of the group's 64 keys
 };
 
-/// The ledger. A waiter of a "full" barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh
-/// barrier grants.
+/// The ledger; in wide rows (backward_wide.hpp) "P" stands for the warpgroup that makes P, and so on. A waiter of a
+/// "full" barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh barrier grants.
 ///
 ///   barrier     arrivals per phase          waiter      meaning
-///   k_full      1 + bytes (producer)        consumers   the tile's K and its KeyTile record have landed; v_full
-///   likewise kv_empty    1 per consumer warp         producer    dK and dV, staged over K and V, have left, the record
-///   is read q_full      1 + bytes (producer)        consumers   Q block of this stage and its rows' statistics have
-///   landed q_empty     1 per consumer warp         producer    they may be overwritten d_o_full    1 + bytes
-///   (producer)        consumers   dO block of this stage has landed d_o_empty   1 per consumer warp         producer
-///   it may be overwritten ds_full     1 per consumer warp         consumers   all of a block's dS has been written
-///   ds_empty    1 per consumer warp         consumers   all warpgroups have read it for dQ
+///   k_full      1 + bytes (producer)        consumers   the tile's K and its KeyTile record have landed
+///   v_full      1 + bytes (producer)        consumers   the tile's V has landed
+///   kv_empty    1 per consumer warp         producer    dK and dV, staged over K and V, have left; the record is read
+///   q_full      1 + bytes (producer)        consumers   this stage's Q block and its rows' statistics have landed
+///   q_empty     1 per warp of S, dP         producer    they may be overwritten
+///   d_o_full    1 + bytes (producer)        consumers   this stage's dO block has landed
+///   d_o_empty   1 per warp of S, dP         producer    it may be overwritten
+///   ds_full     1 per warp of dS            consumers   all of a block's dS has been written
+///   ds_empty    1 per consumer warp         consumers   all warpgroups have read it
+///   p_full      1 per warp of P             P, dS       wide rows: all of a block's P has been written
+///   p_empty     1 per warp of P, dS         P           wide rows: both have read it
 template <BackwardConfig config>
 struct BackwardShared {
   static constexpr int consumer_warps = 4 * config.consumer_warpgroups();
+  static constexpr int score_warps = 8;  // of S and dP
+  using Weights = hopper::SharedTile<config.tile_q, config.tile_kv>;
   struct alignas(16) Statistics {
     float minus_lse[config.tile_q];  // in base 2; -inf, so that P = 0, in rows that see no key
     float d[config.tile_q];          // rowsum(dO * O)
@@ -41,9 +50,16 @@ struct BackwardShared {
   hopper::SharedTile<config.tile_kv, config.d_v> v;  // and dV over this
   hopper::SharedTile<config.tile_q, config.d> q[config.stages];
   hopper::SharedTile<config.tile_q, config.d_v> d_o[config.stages];
-  hopper::SharedTile<config.tile_q, config.tile_kv> ds[config.stages];  // as many as of Q: then one cursor serves
+  // As many as of Q: then one cursor serves. Wide rows have the transpose, which is as large.
+  Weights ds[config.stages];
+  struct NoP {};
+  struct P {
+    Weights tile[config.stages];
+    hopper::Mbarrier full[config.stages], empty[config.stages];
+  };
+  [[no_unique_address]] std::conditional_t<config.wide(), P, NoP> p;  // wide rows, transposed
   Statistics statistics[config.stages];
-  KeyTile<config.consumer_warpgroups()> tile;
+  KeyTile<config.key_groups()> tile;
   hopper::Mbarrier k_full, v_full, kv_empty;
   hopper::Mbarrier q_full[config.stages], q_empty[config.stages];
   hopper::Mbarrier d_o_full[config.stages], d_o_empty[config.stages];
@@ -60,6 +76,11 @@ struct BackwardShared {
     all("q", q);
     all("d_o", d_o);
     all("ds", ds);
+    if constexpr (config.wide()) {
+      all("p", p.tile);
+      all("p_full", p.full);
+      all("p_empty", p.empty);
+    }
     all("statistics", statistics);
     visit("tile", 0, tile);
     visit("k_full", 0, k_full);
@@ -80,11 +101,15 @@ struct BackwardShared {
     kv_empty.init(consumer_warps);
     for (int i = 0; i < config.stages; ++i) {
       q_full[i].init(1);
-      q_empty[i].init(consumer_warps);
+      q_empty[i].init(score_warps);
       d_o_full[i].init(1);
-      d_o_empty[i].init(consumer_warps);
-      ds_full[i].init(consumer_warps);
+      d_o_empty[i].init(score_warps);
+      ds_full[i].init(config.wide() ? score_warps / 2 : score_warps);
       ds_empty[i].init(consumer_warps);
+      if constexpr (config.wide()) {
+        p.full[i].init(score_warps / 2);
+        p.empty[i].init(score_warps);
+      }
     }
     hopper::fence_barrier_init();
   }

@@ -17,6 +17,9 @@ HOPPER_FUNCTION void claim_registers();
 /// x, as a value of which the compiler knows nothing. What is computed from it is computed there, where it would else
 /// be computed ahead of a loop and kept.
 HOPPER_FUNCTION int recompute(int x);
+/// x, which must be the same in the whole (converged) warp, as a value of which the compiler knows that it is: what is
+/// computed from it can live in uniform registers.
+HOPPER_FUNCTION int uniform(int x);
 
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper

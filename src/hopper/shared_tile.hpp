@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "hopper/backend.hpp"
+
 namespace fa3::hopper {
 
 /// Columns that a tile takes in shared memory: whole panels of 64.
@@ -31,5 +33,17 @@ struct alignas(1024) SharedTile {
     return (chunk / 8) * panel_bytes + row * row_bytes + ((chunk % 8) ^ (row % 8)) * 16;
   }
 };
+
+inline namespace HOPPER_BACKEND {
+
+/// Columns [first_column, first_column + columns) of a tile, whole panels or all of it, as a tile.
+template <int columns, int rows, int all>
+HOPPER_FUNCTION SharedTile<rows, columns>& panels_of(SharedTile<rows, all>& tile, int first_column) {
+  static_assert(columns % SharedTile<rows, all>::panel_columns == 0 || columns == all);
+  return reinterpret_cast<SharedTile<rows, columns>&>(
+      tile.element[first_column / SharedTile<rows, all>::panel_columns]);
+}
+
+}  // namespace HOPPER_BACKEND
 
 }  // namespace fa3::hopper

@@ -26,9 +26,9 @@ struct OperandA {
   std::uint32_t value[columns / 4];
 };
 
-/// Along which dimension of a product an operand in shared memory is contiguous: along its depth, or along the columns
-/// of the result (the instruction then transposes it).
-enum class Major { depth = 0, columns = 1 };
+/// Along which dimension of a product an operand in shared memory is contiguous: along its depth, or across it, along
+/// the rows (A) or columns (B) of the result; the instruction then transposes it.
+enum class Major { depth = 0, across = 1 };
 
 inline namespace HOPPER_BACKEND {
 
@@ -48,9 +48,9 @@ HOPPER_FUNCTION std::uint64_t advance(std::uint64_t descriptor, int bytes) {
   return (descriptor >> 32) << 32 | low;
 }
 
-/// One m64nNk16 instruction, N = columns. WgmmaSS<element, columns>::issue<accumulate, b_major>(d, a, b): D (+)= A B^T
-/// or D (+)= A B, both operands by descriptor, A contiguous along the depth. WgmmaRS<element, columns>::issue(d, a, b):
-/// D += A B, A in four registers, B by descriptor, contiguous along the columns. `d` is an accumulator's value array.
+/// One m64nNk16 instruction, N = columns. WgmmaSS<element, columns>::issue<accumulate, b_major, a_major>(d, a, b): D
+/// (+)= A B, both operands by descriptor. WgmmaRS<element, columns>::issue(d, a, b): D += A B, A in four registers, B
+/// by descriptor, contiguous across the depth. `d` is an accumulator's value array.
 template <Element element, int columns>
 struct WgmmaSS;
 template <Element element, int columns>
@@ -109,27 +109,51 @@ HOPPER_FUNCTION void issue_ab(Accumulator<columns>& acc, const OperandA<depth>& 
   }
 }
 
-/// Issues acc = A B over rows [first_row, first_row + 64) of `a` [.. x depth] and columns [first_column, first_column +
-/// columns) of `b` [depth x ..], both in shared memory. first_column: a multiple of 64, the begin of a panel.
-template <Element element, int a_rows, int depth, int b_columns, int columns>
+/// Issues acc = A B, or acc += A B, with A [64 x depth] and B [depth x columns] by the descriptors of their first step;
+/// a_step(k), b_step(k): how many bytes further that of depth k is.
+template <Element element, bool add, Major a_major, int depth, int columns>
+HOPPER_FUNCTION void issue_steps(Accumulator<columns>& acc, std::uint64_t a_begin, const auto& a_step,
+                                 std::uint64_t b_begin, const auto& b_step) {
+  wgmma_fence();
+  HOPPER_UNROLL
+  for (int k = 0; k < depth; k += 16) {
+    const std::uint64_t a_matrix = advance(a_begin, a_step(k)), b_matrix = advance(b_begin, b_step(k));
+    if (k == 0 && !add) {
+      WgmmaSS<element, columns>::template issue<0, Major::across, a_major>(acc.value, a_matrix, b_matrix);
+    } else {
+      WgmmaSS<element, columns>::template issue<1, Major::across, a_major>(acc.value, a_matrix, b_matrix);
+    }
+  }
+}
+
+/// Issues acc = A B, or with `add` acc += A B, over rows [first_row, first_row + 64) of `a` [.. x depth] and columns
+/// [first_column, first_column + columns) of `b` [depth x ..], both in shared memory. first_column: a multiple of 64,
+/// the begin of a panel.
+template <Element element, bool add = false, int a_rows, int depth, int b_columns, int columns>
 HOPPER_FUNCTION void issue_ab(Accumulator<columns>& acc, const SharedTile<a_rows, depth>& a, int first_row,
                               const SharedTile<depth, b_columns>& b, int first_column) {
   using A = SharedTile<a_rows, depth>;
   using B = SharedTile<depth, b_columns>;
-  const std::uint64_t a_begin = descriptor(shared_address(&a) + first_row * A::row_bytes, 16, 8 * A::row_bytes);
-  const std::uint64_t b_begin = descriptor(shared_address(&b) + first_column / B::panel_columns * B::panel_bytes,
-                                           B::panel_bytes, 8 * B::row_bytes);
-  wgmma_fence();
-  HOPPER_UNROLL
-  for (int k = 0; k < depth; k += 16) {
-    const std::uint64_t a_matrix = advance(a_begin, k / A::panel_columns * A::panel_bytes + 2 * (k % A::panel_columns));
-    const std::uint64_t b_matrix = advance(b_begin, k * B::row_bytes);
-    if (k == 0) {
-      WgmmaSS<element, columns>::template issue<0, Major::columns>(acc.value, a_matrix, b_matrix);
-    } else {
-      WgmmaSS<element, columns>::template issue<1, Major::columns>(acc.value, a_matrix, b_matrix);
-    }
-  }
+  issue_steps<element, add, Major::depth, depth>(
+      acc, descriptor(shared_address(&a) + first_row * A::row_bytes, 16, 8 * A::row_bytes),
+      [](int k) { return k / A::panel_columns * A::panel_bytes + 2 * (k % A::panel_columns); },
+      descriptor(shared_address(&b) + first_column / B::panel_columns * B::panel_bytes, B::panel_bytes,
+                 8 * B::row_bytes),
+      [](int k) { return k * B::row_bytes; });
+}
+
+/// Issues acc = A^T B with `a` [depth x 64] and columns [first_column, first_column + columns) of `b` [depth x ..],
+/// both in shared memory; first_column as in issue_ab.
+template <Element element, int depth, int b_columns, int columns>
+HOPPER_FUNCTION void issue_atb(Accumulator<columns>& acc, const SharedTile<depth, 64>& a,
+                               const SharedTile<depth, b_columns>& b, int first_column) {
+  using A = SharedTile<depth, 64>;
+  using B = SharedTile<depth, b_columns>;
+  issue_steps<element, false, Major::across, depth>(
+      acc, descriptor(shared_address(&a), A::panel_bytes, 8 * A::row_bytes), [](int k) { return k * A::row_bytes; },
+      descriptor(shared_address(&b) + first_column / B::panel_columns * B::panel_bytes, B::panel_bytes,
+                 8 * B::row_bytes),
+      [](int k) { return k * B::row_bytes; });
 }
 
 }  // namespace HOPPER_BACKEND

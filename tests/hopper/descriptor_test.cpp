@@ -50,7 +50,7 @@ std::vector<float> run(Element element, int columns, const Matrix& c, const std:
     for (int i = 0; i < columns / 2; ++i) acc[i] = float(c.value[at(i)]);
     cta.wgmma_fence();
     cta.wgmma(element, columns, true, acc, a, fragment.empty() ? nullptr : &fragment[std::size_t(4 * t)], b,
-              !fragment.empty());
+              !fragment.empty(), false);
     cta.wgmma_commit();
     cta.wgmma_wait(0);
     cta.wgmma_readable(acc, columns, 0);

@@ -131,7 +131,8 @@ TEST_P(Wgmma, ProductsOfSharedOperands) {
   });
 }
 
-/// D = A B by issue_ab, both operands in shared memory: two warpgroups, each 64 rows of A, or some columns of B.
+/// D = A B by issue_ab, both operands in shared memory: two warpgroups, each 64 rows of A, or some columns of B. For
+/// rows that are not wide.
 template <kernels::BackwardConfig config>
 struct ProductSSAlongColumns {
   static constexpr Element element = config.element;
@@ -182,9 +183,69 @@ TEST_P(Wgmma, ProductsOfSharedOperandsAlongColumns) {
         }
   };
   [&]<int... row>(std::integer_sequence<int, row...>) {
-    (test(ProductSSAlongColumns<kernels::backward_rows[row].config>{}, kernels::backward_rows[row].config.d), ...);
+    const auto of_row = [&]<int index>() {
+      constexpr kernels::BackwardConfig config = kernels::backward_rows[index].config;
+      if constexpr (!config.wide()) test(ProductSSAlongColumns<config>{}, config.d);
+    };
+    (of_row.template operator()<row>(), ...);
   }
   (std::make_integer_sequence<int, kernels::backward_row_count>{});
+}
+
+/// What wide rows of the backward pass do with a tile A [64 x 64] in shared memory: C + A B by issue_ab, and A^T B by
+/// issue_atb, with the columns of B [64 x 256] from `first` on.
+template <Element element_, int columns_, int first_>
+struct ProductsOfATile {
+  static constexpr Element element = element_;
+  static constexpr int threads = 128, columns = columns_, first = first_;
+  using A = hopper::SharedTile<64, 64>;
+  using B = hopper::SharedTile<64, 256>;
+  struct Arguments {
+    const Chunk *a, *b;
+    const float* c;
+    float *sum, *transposed;
+  };
+  struct Shared {
+    A a;
+    B b;
+  };
+  HOPPER_FUNCTION static void run(Shared& shared, const Arguments& args) {
+    copy_in(&shared.a, args.a, A::bytes, threads);
+    copy_in(&shared.b, args.b, B::bytes, threads);
+    hopper::fence_async_shared();
+    hopper::cta_sync();
+    hopper::Accumulator<columns> sum, transposed;
+    read(sum, args.c);
+    hopper::issue_ab<element, true>(sum, shared.a, 0, shared.b, first);
+    hopper::wgmma_commit();
+    hopper::issue_atb<element>(transposed, shared.a, shared.b, first);
+    hopper::wgmma_commit();
+    hopper::wgmma_wait<0>(sum, transposed);
+    write(args.sum, sum);
+    write(args.transposed, transposed);
+  }
+};
+
+TEST_P(Wgmma, ProductsOfATileAndItsTranspose) {
+  const auto test = [&]<class Kernel>(Kernel) {
+    SCOPED_TRACE(testing::Message() << name(Kernel::element) << ", columns " << Kernel::first << " to "
+                                    << Kernel::first + Kernel::columns);
+    const Matrix a = integers(64, 64, 8, 1), b = integers(64, 256, 8, 2), c = integers(64, Kernel::columns, 1000, 3);
+    Buffer<Chunk> a_image(tile_image(Kernel::element, a)), b_image(tile_image(Kernel::element, b));
+    Buffer<float> c_values(floats(c)), sum(c.value.size(), 0.0f), transposed(c.value.size(), 0.0f);
+    launch<Kernel>({a_image.data(), b_image.data(), c_values.data(), sum.data(), transposed.data()});
+    Matrix b_part(64, Kernel::columns), a_transposed(64, 64);
+    for (int k = 0; k < 64; ++k) {
+      for (int j = 0; j < Kernel::columns; ++j) b_part(k, j) = b(k, Kernel::first + j);
+      for (int i = 0; i < 64; ++i) a_transposed(i, k) = a(k, i);
+    }
+    expect_equal(sum.read(), product(a, b_part, false, c));
+    expect_equal(transposed.read(), product(a_transposed, b_part, false, Matrix(64, Kernel::columns)));
+  };
+  test(ProductsOfATile<Element::f16, 64, 192>{});
+  test(ProductsOfATile<Element::bf16, 64, 0>{});
+  test(ProductsOfATile<Element::f16, 128, 0>{});
+  test(ProductsOfATile<Element::bf16, 128, 128>{});
 }
 
 /// Single instructions D = C + A B^T over 16 columns of the operands each: every k16 step of two panels, for one

@@ -19,4 +19,6 @@ __device__ __forceinline__ int recompute(int x) {
   return x;
 }
 
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
 }  // namespace fa3::hopper::inline device

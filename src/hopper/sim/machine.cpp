@@ -73,7 +73,7 @@ struct Descriptor {
   std::uint32_t k_major(int row, int depth) const {
     return start + row / 8 * stride + row % 8 * swizzle_bytes + 2 * depth;
   }
-  /// Element (depth, column) of an operand that is contiguous along the columns; before the swizzle.
+  /// Element (depth, column) of an operand that is contiguous across the depth; before the swizzle.
   std::uint32_t n_major(int depth, int column) const {
     const int per_panel = swizzle_bytes / 2;
     return start + column / per_panel * leading + depth / 8 * stride + depth % 8 * swizzle_bytes +
@@ -159,7 +159,7 @@ struct Cluster::Product {
   int columns = 0;
   bool accumulate = false;
   std::uint64_t a = 0, b = 0;
-  bool a_in_registers = false, b_along_columns = false;
+  bool a_in_registers = false, b_across = false, a_across = false;
   struct Need {
     std::size_t component;
     std::uint32_t count, chunk;
@@ -1376,11 +1376,16 @@ void Cluster::for_operand_chunks(const Warpgroup& warpgroup, const Product& prod
   };
   if (!product.a_in_registers) {
     const Descriptor a(product.a);
-    for (int row = 0; row < 64; ++row)
-      for (int depth = 0; depth < 16; depth += 8) at(a.k_major(row, depth), a.swizzle_bytes);
+    if (product.a_across) {
+      for (int depth = 0; depth < 16; ++depth)
+        for (int row = 0; row < 64; row += 8) at(a.n_major(depth, row), a.swizzle_bytes);
+    } else {
+      for (int row = 0; row < 64; ++row)
+        for (int depth = 0; depth < 16; depth += 8) at(a.k_major(row, depth), a.swizzle_bytes);
+    }
   }
   const Descriptor b(product.b);
-  if (product.b_along_columns) {
+  if (product.b_across) {
     for (int depth = 0; depth < 16; ++depth)
       for (int column = 0; column < product.columns; column += 8) at(b.n_major(depth, column), b.swizzle_bytes);
   } else {
@@ -1429,7 +1434,7 @@ void Cluster::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_
 }
 
 void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float* d, std::uint64_t a,
-                    const std::uint32_t* a_registers, std::uint64_t b, bool b_along_columns) {
+                    const std::uint32_t* a_registers, std::uint64_t b, bool b_across, bool a_across) {
   yield();
   Thread& thread = self();
   Warpgroup& warpgroup = *warpgroups_[std::size_t(thread.warpgroup())];
@@ -1452,14 +1457,15 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float
     product.a = a;
     product.b = b;
     product.a_in_registers = a_registers != nullptr;
-    product.b_along_columns = b_along_columns;
+    product.b_across = b_across;
+    product.a_across = a_across;
     begin_product(warpgroup, product, std::uint32_t(index + 1));
     warpgroup.products.push_back(std::move(product));
   }
   Product& product = warpgroup.products[index - warpgroup.first];
   if (product.element != element || product.columns != columns || product.accumulate != accumulate || product.b != b ||
-      product.b_along_columns != b_along_columns || product.a_in_registers != (a_registers != nullptr) ||
-      (!product.a_in_registers && product.a != a))
+      product.b_across != b_across || product.a_across != a_across ||
+      product.a_in_registers != (a_registers != nullptr) || (!product.a_in_registers && product.a != a))
     fail("wgmma: the warpgroup's threads disagree about the instruction");
   for (const Product::Need& need : product.needs)
     if (!thread.clock.knows(need.component, need.count)) {
@@ -1557,12 +1563,13 @@ void Cluster::compute(Warpgroup& warpgroup, Product& product) {
   } else {
     const Descriptor a_matrix(product.a);
     for (int i = 0; i < 64; ++i)
-      for (int k = 0; k < 16; ++k) a[i][k] = element(a_matrix.k_major(i, k), a_matrix.swizzle_bytes);
+      for (int k = 0; k < 16; ++k)
+        a[i][k] = element(product.a_across ? a_matrix.n_major(k, i) : a_matrix.k_major(i, k), a_matrix.swizzle_bytes);
   }
   for (int k = 0; k < 16; ++k)
     for (int j = 0; j < n; ++j)
       b[std::size_t(k * n + j)] =
-          element(product.b_along_columns ? b_matrix.n_major(k, j) : b_matrix.k_major(j, k), b_matrix.swizzle_bytes);
+          element(product.b_across ? b_matrix.n_major(k, j) : b_matrix.k_major(j, k), b_matrix.swizzle_bytes);
   for (int i = 0; i < 64; ++i) {
     float* row = shadow.tile.data() + i * n;
     if (!product.accumulate) std::fill(row, row + n, 0.0f);

@@ -136,9 +136,10 @@ class Cluster {
   void store_wait_read(int pending);
 
   void wgmma_fence();
-  /// a_registers: null for SS. accumulate as the instruction's scale-d, b_along_columns as its trans-b.
+  /// a_registers: null for SS. accumulate as the instruction's scale-d, b_across and a_across as its
+  /// trans-b and trans-a.
   void wgmma(hopper::Element element, int columns, bool accumulate, float* d, std::uint64_t a,
-             const std::uint32_t* a_registers, std::uint64_t b, bool b_along_columns);
+             const std::uint32_t* a_registers, std::uint64_t b, bool b_across, bool a_across);
   void wgmma_commit();
   void wgmma_wait(int pending);
   /// After wgmma_wait: this accumulator may be read.

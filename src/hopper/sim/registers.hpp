@@ -15,5 +15,6 @@ inline void claim_registers() {
 }
 
 inline int recompute(int x) { return x; }
+inline int uniform(int x) { return x; }
 
 }  // namespace fa3::hopper::inline sim

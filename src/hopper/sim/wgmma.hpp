@@ -6,16 +6,17 @@ namespace fa3::hopper::inline sim {
 
 template <Element element, int columns>
 struct WgmmaSS {
-  template <int accumulate, Major b_major = Major::depth>
+  template <int accumulate, Major b_major = Major::depth, Major a_major = Major::depth>
   static void issue(float (&d)[columns / 2], std::uint64_t a, std::uint64_t b) {
-    simulator::Cluster::current().wgmma(element, columns, accumulate != 0, d, a, nullptr, b, b_major == Major::columns);
+    simulator::Cluster::current().wgmma(element, columns, accumulate != 0, d, a, nullptr, b, b_major == Major::across,
+                                        a_major == Major::across);
   }
 };
 
 template <Element element, int columns>
 struct WgmmaRS {
   static void issue(float (&d)[columns / 2], const std::uint32_t* a, std::uint64_t b) {
-    simulator::Cluster::current().wgmma(element, columns, true, d, 0, a, b, true);
+    simulator::Cluster::current().wgmma(element, columns, true, d, 0, a, b, true, false);
   }
 };
 
