@@ -123,9 +123,16 @@ class BackwardConsumer {
   using Dk = hopper::Accumulator<config.d>;      // 64 keys x d, f32
   using Dv = hopper::Accumulator<config.d_v>;
   using Dq = hopper::Accumulator<layout.part_columns>;  // 64 rows x this warpgroup's columns
+  using At = Cursor<config.stages>;
 
   /// The warp's first key in the tile. Not kept: accumulators need the register.
   HOPPER_FUNCTION int warp_key() const { return 64 * hopper::recompute(warpgroup_) + 16 * hopper::warp_of_warpgroup(); }
+
+  // Whether dV += P^T dO is issued as soon as P is there, under the dP of its block. dS then multiplies the P of 16
+  // bits, which in f16 is 2^10 times as large for it, so that weights down to 2^-24 are normal numbers.
+  static constexpr bool dv_early = config.tile_q == 64;
+  static constexpr float log2_p_size = dv_early && element == hopper::Element::f16 ? 10.0f : 0.0f;
+  static constexpr float inverse_p_size = dv_early && element == hopper::Element::f16 ? 0x1p-10f : 1.0f;
 
   HOPPER_FUNCTION void differentiate() {
     Dk dk{};
@@ -133,11 +140,20 @@ class BackwardConsumer {
     const Interval blocks = hopper::load_shared(shared_.tile.blocks);
     if (blocks.first < blocks.end) {
       Visit visit = Visit::first(blocks, args_.group);
-      step<true>(visit, dk, dv);
-      HOPPER_NO_UNROLL
-      while (visit.to_next(hopper::load_shared(shared_.tile.blocks))) step<false>(visit, dk, dv);
+      S s, dp;
+      P p;
+      issue_s(s);
+      begin(visit, s, dp, p, dv);
+      if (is_last(visit)) {
+        step<true, true>(visit, s, dp, p, dk, dv);
+      } else {
+        step<true, false>(visit, s, dp, p, dk, dv);
+        HOPPER_NO_UNROLL
+        while (!is_last(visit)) step<false, false>(visit, s, dp, p, dk, dv);
+        step<false, true>(visit, s, dp, p, dk, dv);
+      }
       last_dq();
-      hopper::wgmma_wait<0>(dk, dv);
+      scale_all(dv, inverse_p_size);
       store_dv(dv);
       // dK goes over K, which the other warpgroups' dQ read.
       shared_.ds_empty[before(at_).stage].wait(before(at_).phase);
@@ -147,68 +163,127 @@ class BackwardConsumer {
     store_dk(dk);
   }
 
-  /// P = exp2(S - LSE) and dS = P * (dP - D), 0 where masked, of some columns of the block, and both in 16
-  /// bits.
-  template <int begin, int end>
-  HOPPER_FUNCTION void weigh(S& s, S& dp, P& p, P& ds, const auto& statistics, bool edge, int block) const {
-    HOPPER_UNROLL
-    for (int j = begin / 8; j < end / 8; ++j) {
-      const Pair minus_lse = pair_of(statistics.minus_lse, j), d = pair_of(statistics.d, j);
-      HOPPER_UNROLL
-      for (int i = 4 * j; i < 4 * j + 4; ++i) {
-        s.value[i] = hopper::exp2(hopper::fma(s.value[i], args_.scale_log2, minus_lse.value[i % 2]));
-        dp.value[i] = s.value[i] * (dp.value[i] - d.value[i % 2]);
-      }
-    }
-    if (edge)
-      hide<begin, end>(args_.mask, hopper::load_shared(shared_.tile.first_key) + warp_key() + hopper::lane() / 4,
-                       block * config.tile_q, s, dp);
-    pack<element, begin, end>(p, s);
-    pack<element, begin, end>(ds, dp);
+  HOPPER_FUNCTION bool is_last(Visit visit) const {
+    return visit.heads == 1 && visit.block == hopper::load_shared(shared_.tile.blocks).first;
   }
 
-  /// One block.
-  template <bool first>
-  HOPPER_FUNCTION void step(Visit visit, Dk& dk, Dv& dv) {
-    const int stage = at_.stage;
-    const auto& statistics = shared_.statistics[stage];
-    S s, dp;
-    P p, ds;
-    // [B4] S = K Q^T and dP = V dO^T.
-    shared_.q_full[stage].wait(at_.phase);
-    hopper::issue_abt<element>(s, shared_.k, 64 * hopper::recompute(warpgroup_), shared_.q[stage]);
+  /// [B4] S = K Q^T.
+  HOPPER_FUNCTION void issue_s(S& s) {
+    shared_.q_full[at_.stage].wait(at_.phase);
+    hopper::issue_abt<element>(s, shared_.k, 64 * hopper::recompute(warpgroup_), shared_.q[at_.stage]);
     hopper::wgmma_commit();
+  }
+
+  /// What comes first in a block, whose S is in flight: dP = V dO^T and, meanwhile, P.
+  HOPPER_FUNCTION void begin(Visit visit, S& s, S& dp, P& p, Dv& dv) {
+    const int stage = at_.stage;
     shared_.d_o_full[stage].wait(at_.phase);
     hopper::issue_abt<element>(dp, shared_.v, 64 * hopper::recompute(warpgroup_), shared_.d_o[stage]);
     hopper::wgmma_commit();
-    if constexpr (!first) pass_turn_before(visit.before(hopper::load_shared(shared_.tile.blocks)));
-    // [B5] P = exp2(S - LSE) and dS = P * (dP - D), 0 where masked.
-    const Interval whole = hopper::load_shared(shared_.tile.whole[warpgroup_]);
-    const bool edge = visit.block < whole.first || visit.block >= whole.end;
-    hopper::wgmma_wait<0>(s, dp);
-    weigh<0, 64>(s, dp, p, ds, statistics, edge, visit.block);
-    if constexpr (config.tile_q == 128) {
-      // Why in two: nvcc 13.0 mixes what stands between two branches, and would run out of registers.
-      weigh<64, 96>(s, dp, p, ds, statistics, edge, visit.block);
-      weigh<96, 128>(s, dp, p, ds, statistics, edge, visit.block);
+    hopper::wgmma_wait<1>(s);
+    // [B5] P = exp2(S - LSE)
+    HOPPER_UNROLL
+    for (int j = 0; j < config.tile_q / 8; ++j) {
+      const Pair minus_lse = pair_of(shared_.statistics[stage].minus_lse, j);
+      HOPPER_UNROLL
+      for (int i = 4 * j; i < 4 * j + 4; ++i)
+        s.value[i] = hopper::exp2(hopper::fma(s.value[i], args_.scale_log2, minus_lse.value[i % 2] + log2_p_size));
     }
-    // [B6] dV += P^T dO.
-    hopper::issue_ab<element>(dv, p, shared_.d_o[stage]);
+    if constexpr (dv_early) {
+      if (is_edge(visit)) hide_from<0, config.tile_q>(visit, s);
+      pack<element, 0, config.tile_q>(p, s);
+      issue_dv(dv, p);
+      hopper::wgmma_wait<1>(dp);
+    } else {
+      hopper::wgmma_wait<0>(dp);
+    }
+  }
+
+  /// [B6] dV += P^T dO.
+  HOPPER_FUNCTION void issue_dv(Dv& dv, const P& p) {
+    hopper::issue_ab<element>(dv, p, shared_.d_o[at_.stage]);
     hopper::wgmma_commit();
-    // [B7] dS to shared memory.
+  }
+
+  HOPPER_FUNCTION bool is_edge(Visit visit) const {
+    const Interval whole = hopper::load_shared(shared_.tile.whole[warpgroup_]);
+    return visit.block < whole.first || visit.block >= whole.end;
+  }
+  template <int begin, int end, class... Accumulators>
+  HOPPER_FUNCTION void hide_from(Visit visit, Accumulators&... all) const {
+    hide<begin, end>(args_.mask, hopper::load_shared(shared_.tile.first_key) + warp_key() + hopper::lane() / 4,
+                     visit.block * config.tile_q, all...);
+  }
+
+  /// [B7] dS = P * (dP - D), 0 where masked, of columns [begin, end), in 16 bits.
+  template <int begin, int end>
+  HOPPER_FUNCTION void derive(Visit visit, S& s, S& dp, P& p, P& ds) const {
+    HOPPER_UNROLL
+    for (int j = begin / 8; j < end / 8; ++j) {
+      const Pair d = pair_of(shared_.statistics[at_.stage].d, j);
+      HOPPER_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float* const of_p = s.value + 4 * j + 2 * r;
+        if constexpr (dv_early) hopper::unpack2<element>(p.value[2 * j + r], of_p[0], of_p[1]);
+        HOPPER_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          float& x = dp.value[4 * j + 2 * r + e];
+          x = of_p[e] * hopper::fma(x, inverse_p_size, -inverse_p_size * d.value[e]);
+        }
+      }
+    }
+    if (is_edge(visit)) {
+      if constexpr (dv_early) {
+        hide_from<begin, end>(visit, dp);
+      } else {
+        hide_from<begin, end>(visit, s, dp);
+      }
+    }
+    if constexpr (!dv_early) pack<element, begin, end>(p, s);
+    pack<element, begin, end>(ds, dp);
+  }
+
+  /// One block, whose P and dP are there, and begin() of the next one, to which `visit` goes on. Why so, and not from S
+  /// on: ptxas serialises a loop that reads S while products are in flight and S was issued in the round before.
+  template <bool first, bool last>
+  HOPPER_FUNCTION void step(Visit& visit, S& s, S& dp, P& p, Dk& dk, Dv& dv) {
+    constexpr int dqs = first ? 0 : 1, next = last ? 0 : 1;  // products
+    P ds;
+    if constexpr (dv_early) {
+      derive<0, config.tile_q>(visit, s, dp, p, ds);
+    } else {
+      // Why in parts: nvcc 13.0 mixes what stands between two branches, and would run out of registers.
+      derive<0, 64>(visit, s, dp, p, ds);
+      derive<64, 96>(visit, s, dp, p, ds);
+      derive<96, 128>(visit, s, dp, p, ds);
+      issue_dv(dv, p);
+    }
     share_ds(ds);
     // [B8] dK += dS^T Q.
-    hopper::issue_ab<element>(dk, ds, shared_.q[stage]);
+    hopper::issue_ab<element>(dk, ds, shared_.q[at_.stage]);
     hopper::wgmma_commit();
     // [B9] dQ of the block before.
     Dq dq;
-    if constexpr (!first) issue_dq(dq);
-    hopper::wgmma_wait<first ? 1 : 2>();
-    release(shared_.d_o_empty[stage]);
-    hopper::wgmma_wait<first ? 0 : 1>();
-    release(shared_.q_empty[stage]);
-    if constexpr (!first) finish_dq(dq, visit.before(hopper::load_shared(shared_.tile.blocks)));
+    if constexpr (!first) issue_dq(dq, before(at_));
+    hopper::wgmma_wait<1 + dqs>();
+    release(shared_.d_o_empty[at_.stage]);
+    hopper::wgmma_wait<dqs>();
+    release(shared_.q_empty[at_.stage]);
     ++at_;
+    if constexpr (!last) issue_s(s);
+    if constexpr (!first) {
+      const auto tile = hopper::load_shared(shared_.tile);
+      const Visit of_dq = visit.before(tile.blocks);
+      if (!of_dq.is_first(tile.blocks, args_.group)) dq_sum_.pass_turn(tile, of_dq.before(tile.blocks));
+      hopper::wgmma_wait<next>(dq);
+      finish_dq(dq, tile, of_dq, before(before(at_)));
+    }
+    if constexpr (last) {
+      hopper::wgmma_wait<0>(dk, dv);
+    } else {
+      visit.to_next(hopper::load_shared(shared_.tile.blocks));
+      begin(visit, s, dp, p, dv);
+    }
   }
 
   HOPPER_FUNCTION void share_ds(const P& ds) {
@@ -225,27 +300,16 @@ class BackwardConsumer {
   }
 
   /// This warpgroup's part of dQ = dS K.
-  HOPPER_FUNCTION void issue_dq(Dq& dq) {
-    const Cursor<config.stages> at = before(at_);
+  HOPPER_FUNCTION void issue_dq(Dq& dq, At at) {
     shared_.ds_full[at.stage].wait(at.phase);
     hopper::issue_ab<element>(dq, shared_.ds[at.stage], layout.split_rows ? 64 * warpgroup_ : 0, shared_.k,
                               layout.split_rows ? 0 : layout.part_columns * warpgroup_);
     hopper::wgmma_commit();
   }
-  HOPPER_FUNCTION void finish_dq(Dq& dq, Visit visit) {
-    hopper::wgmma_wait<0>(dq);
-    release(shared_.ds_empty[before(at_).stage]);
-    const auto tile = hopper::load_shared(shared_.tile);
+  HOPPER_FUNCTION void finish_dq(const Dq& dq, const auto& tile, Visit visit, At at) {
+    release(shared_.ds_empty[at.stage]);
     dq_sum_.take_turn(tile, visit);
-    dq_sum_.add(tile, visit, dq, 0);
-  }
-
-  /// Deterministic: of the block before `visit`, if there is one.
-  HOPPER_FUNCTION void pass_turn_before(Visit visit) const {
-    if constexpr (config.deterministic) {
-      const auto tile = hopper::load_shared(shared_.tile);
-      if (!visit.is_first(tile.blocks, args_.group)) dq_sum_.pass_turn(tile, visit.before(tile.blocks));
-    }
+    dq_sum_.add_staged(tile, visit, dq, shared_.dq[4 * hopper::recompute(warpgroup_) + hopper::warp_of_warpgroup()]);
   }
 
   /// [B11] The last block's.
@@ -253,9 +317,10 @@ class BackwardConsumer {
     const auto tile = hopper::load_shared(shared_.tile);
     const Visit visit = {tile.blocks.first, 1};
     Dq dq;
-    issue_dq(dq);
-    pass_turn_before(visit);
-    finish_dq(dq, visit);
+    issue_dq(dq, before(at_));
+    if (!visit.is_first(tile.blocks, args_.group)) dq_sum_.pass_turn(tile, visit.before(tile.blocks));
+    hopper::wgmma_wait<0>(dq);
+    finish_dq(dq, tile, visit, before(at_));
     dq_sum_.pass_turn(tile, visit);
   }
 
@@ -273,7 +338,7 @@ class BackwardConsumer {
   BackwardShared<config>& shared_;
   const BackwardArguments& args_;
   const int warpgroup_;
-  Cursor<config.stages> at_;  // Q, dO, dS of this block
+  At at_;  // Q, dO, dS of this block
   DqSum<config> dq_sum_;
 };
 

@@ -46,10 +46,10 @@ struct BackwardConfig {
   }
 };
 
-/// Where the kernels keep dQ in f32: blocks of `rows` query rows, each in the order in which the accumulators of the
-/// warpgroups that compute dQ hold it, so that a warp adds 512 contiguous bytes at a time. Every such warpgroup has a
-/// part of the block: 64 rows, or all rows and some columns. A part is groups of eight columns; a group is 128 threads;
-/// a thread's four numbers are rows r and r + 8 of two neighbouring columns (hopper::Accumulator).
+/// Where the kernels keep dQ in f32: blocks of `rows` query rows. Every warpgroup that computes dQ has a part of the
+/// block: 64 rows, or all rows and some columns; every one of its warps a share of the part, 16 rows. A share is what
+/// the warp's accumulator holds (hopper::Accumulator): groups of eight columns, a group 32 lanes, a lane's four numbers
+/// rows r and r + 8 of two neighbouring columns. So a warp adds what is contiguous.
 struct DqLayout {
   int rows;  // of a block
   int parts;

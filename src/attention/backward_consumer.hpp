@@ -107,24 +107,45 @@ class DqSum {
   /// The part's columns from `column` on.
   template <int columns>
   HOPPER_FUNCTION void add(const auto& tile, Visit visit, const hopper::Accumulator<columns>& dq, int column) const {
-    float* const place = args_.dq + std::int64_t(block_of(tile, visit)) * layout.block_floats() +
-                         part_ * (64 * layout.part_columns) + 64 * column +
-                         4 * (32 * hopper::warp_of_warpgroup() + hopper::lane());
+    float* const place = share_of_warp(tile, visit) + 16 * column + 4 * hopper::lane();
     HOPPER_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       const float four[4] = {dq.value[4 * j], dq.value[4 * j + 1], dq.value[4 * j + 2], dq.value[4 * j + 3]};
-      hopper::add_to_global(place + 512 * j, four);
+      hopper::add_to_global(place + 128 * j, four);
+    }
+  }
+  /// The whole part by way of the warp's `staged`: the warp goes on at once.
+  HOPPER_FUNCTION void add_staged(const auto& tile, Visit visit, const hopper::Accumulator<layout.part_columns>& dq,
+                                  DqShare<config>& staged) const {
+    if (hopper::lane() == 0) hopper::store_wait_read<0>();
+    hopper::warp_sync();
+    HOPPER_UNROLL
+    for (int j = 0; j < layout.part_columns / 8; ++j)
+      hopper::store_shared(staged.four[32 * j + hopper::lane()],
+                           {dq.value[4 * j], dq.value[4 * j + 1], dq.value[4 * j + 2], dq.value[4 * j + 3]});
+    hopper::fence_async_shared();
+    hopper::warp_sync();
+    if (hopper::lane() == 0) {
+      hopper::add_floats(share_of_warp(tile, visit), staged.four[0].value, sizeof(staged));
+      hopper::store_commit();
     }
   }
   /// After add(). It waits for the numbers to arrive, so rather call it when they have had time.
   HOPPER_FUNCTION void pass_turn(const auto& tile, Visit visit) const {
     if constexpr (config.deterministic) {
       hopper::warp_sync();
-      if (hopper::elect_one()) hopper::raise_count(*turn(tile, visit));
+      if (hopper::lane() == 0) {
+        if constexpr (!config.wide()) hopper::store_wait<0>();
+        hopper::raise_count(*turn(tile, visit));
+      }
     }
   }
 
  private:
+  HOPPER_FUNCTION float* share_of_warp(const auto& tile, Visit visit) const {
+    return args_.dq + std::int64_t(block_of(tile, visit)) * layout.block_floats() +
+           (4 * part_ + hopper::warp_of_warpgroup()) * (16 * layout.part_columns);
+  }
   /// Counted through all sequences.
   HOPPER_FUNCTION int block_of(const auto& tile, Visit visit) const {
     return (tile.batch * args_.heads + (tile.kv_head + 1) * args_.group - visit.heads) * args_.blocks + visit.block;

@@ -112,7 +112,7 @@ HOPPER_FUNCTION void after_backward(const AfterBackwardArguments& args) {
     const int quad = i / 4 % 8, group = 4 * (rest % (groups / 4)) + i % 4;
     rest /= groups / 4;
     const int warp = rest % 4, part = rest / 4;
-    const float* const from = block + ((part * groups + group) * 128 + 32 * warp + 4 * quad) * 4;
+    const float* const from = block + (((4 * part + warp) * groups + group) * 32 + 4 * quad) * 4;
     EightFeatures out[2];
     HOPPER_UNROLL
     for (int lane = 0; lane < 4; ++lane) {

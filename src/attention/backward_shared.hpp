@@ -21,6 +21,15 @@ struct KeyTile {
   Interval whole[key_groups];  // those of which every row sees all of the group's 64 keys
 };
 
+/// What a warp adds to dQ at a time, in the order of DqLayout.
+template <BackwardConfig config>
+struct DqShare {
+  struct alignas(16) Four {
+    float value[4];
+  };
+  Four four[4 * dq_layout(config).part_columns];
+};
+
 /// The ledger; in wide rows (backward_wide.hpp) "P" stands for the warpgroup that makes P, and so on. A waiter of a
 /// "full" barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh barrier grants.
 ///
@@ -58,6 +67,8 @@ struct BackwardShared {
     hopper::Mbarrier full[config.stages], empty[config.stages];
   };
   [[no_unique_address]] std::conditional_t<config.wide(), P, NoP> p;  // wide rows, transposed
+  struct NoDq {};
+  [[no_unique_address]] std::conditional_t<config.wide(), NoDq, DqShare<config>[config.wide() ? 1 : score_warps]> dq;
   Statistics statistics[config.stages];
   KeyTile<config.key_groups()> tile;
   hopper::Mbarrier k_full, v_full, kv_empty;
@@ -81,6 +92,7 @@ struct BackwardShared {
       all("p_full", p.full);
       all("p_empty", p.empty);
     }
+    if constexpr (!config.wide()) all("dq", dq);
     all("statistics", statistics);
     visit("tile", 0, tile);
     visit("k_full", 0, k_full);

@@ -36,9 +36,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-__device__ __forceinline__ std::uint32_t from_neighbour(std::uint32_t x) {
-  return __shfl_xor_sync(0xffffffffu, x, 1);
-}
+__device__ __forceinline__ std::uint32_t from_neighbour(std::uint32_t x) { return __shfl_xor_sync(0xffffffffu, x, 1); }
 
 template <Element element>
 __device__ __forceinline__ std::uint32_t pack2(float low, float high) {
@@ -58,8 +56,10 @@ __device__ __forceinline__ void unpack2(std::uint32_t pair, float& low, float& h
         : "=f"(low), "=f"(high)
         : "r"(pair));
   } else {
-    low = __uint_as_float(pair << 16);
-    high = __uint_as_float(pair & 0xffff0000u);
+    // Why not in C++: nvcc 13.0 would do it long before it is needed, where backward rows have no registers to spare.
+    asm("{\n.reg .b32 l, h;\nshl.b32 l, %2, 16;\nand.b32 h, %2, 0xffff0000;\nmov.b32 %0, l;\nmov.b32 %1, h;\n}\n"
+        : "=f"(low), "=f"(high)
+        : "r"(pair));
   }
 }
 
