@@ -300,10 +300,10 @@ HOPPER_FUNCTION void backward(BackwardShared<config>& shared, const BackwardArgu
   } else if constexpr (!config.wide()) {
     hopper::claim_registers<config.consumer_registers(0)>();
     BackwardConsumer<config>(shared, args, warpgroup - 1).run();
-  } else if (warpgroup == 1) {
+  } else if (warpgroup < 2) {
     hopper::claim_registers<config.consumer_registers(0)>();
     WideConsumer<config, WideRole::p>(shared, args).run();
-  } else if (warpgroup == 2) {
+  } else if (warpgroup < 3) {
     hopper::claim_registers<config.consumer_registers(1)>();
     WideConsumer<config, WideRole::ds>(shared, args).run();
   } else {
