@@ -6,6 +6,7 @@
 // so P^T and dS^T of its keys are A operands in its registers of dV and dK. dS also goes to shared memory, where all
 // warpgroups find all of it for dQ = dS K, of which each computes a part and adds it to f32 numbers in global memory.
 // That happens one block late: nobody waits for the dS of the other warpgroup, and the two need not run in step.
+// Rows for more than 128 features have other consumers: backward_wide.hpp.
 //
 // Inside a warpgroup, block j:
 //
@@ -365,10 +366,10 @@ HOPPER_FUNCTION void backward(BackwardShared<config>& shared, const BackwardArgu
   } else if constexpr (!config.wide()) {
     hopper::claim_registers<config.consumer_registers(0)>();
     BackwardConsumer<config>(shared, args, warpgroup - 1).run();
-  } else if (warpgroup == 1) {
+  } else if (warpgroup < 2) {
     hopper::claim_registers<config.consumer_registers(0)>();
     WideConsumer<config, WideRole::p>(shared, args).run();
-  } else if (warpgroup == 2) {
+  } else if (warpgroup < 3) {
     hopper::claim_registers<config.consumer_registers(1)>();
     WideConsumer<config, WideRole::ds>(shared, args).run();
   } else {

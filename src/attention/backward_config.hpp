@@ -25,7 +25,7 @@ struct BackwardConfig {
   constexpr int key_groups() const { return tile_kv / 64; }
   constexpr int consumer_warpgroups() const { return wide() ? 3 : key_groups(); }
   constexpr int threads() const { return 128 * (1 + consumer_warpgroups()); }
-  // As in ForwardConfig: 168 x 384 = 40 x 128 + 232 x 256, 128 x 512 = (24 + 200 + 192 + 96) x 128.
+  // As in ForwardConfig: 168 x 384 = 40 x 128 + 232 x 256, 128 x 512 = (32 + 192 + 192 + 96) x 128.
   constexpr int producer_registers() const { return wide() ? 32 : 40; }
   constexpr int consumer_registers(int warpgroup) const {
     constexpr int of_wide[] = {192, 192, 96};

@@ -44,7 +44,6 @@ struct DqShare {
 ///   ds_full     1 per warp of dS            consumers   all of a block's dS has been written
 ///   ds_empty    1 per consumer warp         consumers   all warpgroups have read it
 ///   p_full      1 per warp of P             P, dS       wide rows: all of a block's P has been written
-///   p_empty     1 per warp of P, dS         P           wide rows: both have read it
 template <BackwardConfig config>
 struct BackwardShared {
   static constexpr int consumer_warps = 4 * config.consumer_warpgroups();
@@ -64,7 +63,7 @@ struct BackwardShared {
   struct NoP {};
   struct P {
     Weights tile[config.stages];
-    hopper::Mbarrier full[config.stages], empty[config.stages];
+    hopper::Mbarrier full[config.stages];
   };
   [[no_unique_address]] std::conditional_t<config.wide(), P, NoP> p;  // wide rows, transposed
   struct NoDq {};
@@ -90,7 +89,6 @@ struct BackwardShared {
     if constexpr (config.wide()) {
       all("p", p.tile);
       all("p_full", p.full);
-      all("p_empty", p.empty);
     }
     if constexpr (!config.wide()) all("dq", dq);
     all("statistics", statistics);
@@ -118,10 +116,7 @@ struct BackwardShared {
       d_o_empty[i].init(score_warps);
       ds_full[i].init(config.wide() ? score_warps / 2 : score_warps);
       ds_empty[i].init(consumer_warps);
-      if constexpr (config.wide()) {
-        p.full[i].init(score_warps / 2);
-        p.empty[i].init(score_warps);
-      }
+      if constexpr (config.wide()) p.full[i].init(score_warps / 2);
     }
     hopper::fence_barrier_init();
   }

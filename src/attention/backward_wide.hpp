@@ -113,7 +113,6 @@ class WideConsumer {
     hopper::wgmma_commit();
     hopper::wgmma_wait<last ? 1 : 2>();
     release(shared_.d_o_empty[at.stage]);
-    release(shared_.p.empty[at.stage]);
     if constexpr (makes_p && !last) {
       hopper::wgmma_wait<1>(s);
       make(s, at_, next);
@@ -139,15 +138,18 @@ class WideConsumer {
     hopper::wgmma_commit();
   }
 
-  /// [B5] P = exp2(S - LSE), or [B7] dS = P * (dP - D); 0 where masked; to shared memory.
+  /// [B5] P = exp2(S - LSE), or dS = P * (dP - D), 0 where masked. [B7] To shared memory.
   HOPPER_FUNCTION void make(S& s, At at, int block) const {
     if constexpr (makes_p) {
-      make(s, at, block, shared_.statistics[at.stage].minus_lse, shared_.p.tile, shared_.p.empty, shared_.p.full);
+      // Nobody reads the buffer any more: dS of the block before, which P has awaited, was made after both had retired
+      // the dV of the block before that.
+      make(s, at, block, shared_.statistics[at.stage].minus_lse, shared_.p.tile, shared_.p.full);
     } else {
-      make(s, at, block, shared_.statistics[at.stage].d, shared_.ds, shared_.ds_empty, shared_.ds_full);
+      shared_.ds_empty[at.stage].wait(at.phase ^ 1);
+      make(s, at, block, shared_.statistics[at.stage].d, shared_.ds, shared_.ds_full);
     }
   }
-  HOPPER_FUNCTION void make(S& s, At at, int block, const auto& statistics, auto& made, auto& empty, auto& full) const {
+  HOPPER_FUNCTION void make(S& s, At at, int block, const auto& statistics, auto& made, auto& full) const {
     const int first_key = warp_key();
     // Why always: a mask that hides nothing costs less than the registers of a second way.
     std::uint32_t visible[2] = {~std::uint32_t(0), ~std::uint32_t(0)};
@@ -159,7 +161,6 @@ class WideConsumer {
         visible[r] = seeing_word(args_.mask, key, block * config.tile_q);
       }
     }
-    empty[at.stage].wait(at.phase ^ 1);
     HOPPER_UNROLL
     for (int column = 0; column < 64; column += 16) {
       std::uint32_t fragment[4] = {};

@@ -15,14 +15,22 @@ attention::Rows rows_of(const TensorRef& tensor) {
           reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && whole(0) && whole(1) && whole(2)};
 }
 
-/// Sequences in a section of a deterministic run. Tiles of one head add to dQ in turn, so when all begin at once each
-/// starts behind the one before by the time that one addition takes. With at most eight of a head running at once, or
-/// as many heads as fit into L2, that is little beside a tile.
-int deterministic_section(const BackwardProblem& problem, int resident) {
+/// The order of a deterministic run. Tiles of one head add to dQ in turn, so when all begin at once each starts behind
+/// the one before by the time that one addition takes. With about eight of a head running at once, or as many heads as
+/// fit into L2, that is little beside a tile.
+attention::TileOrder deterministic(attention::TileOrder order, const BackwardProblem& problem, int resident) {
   constexpr std::int64_t tiles_of_head = 8, l2_bytes = std::int64_t(32) << 20;
   const std::int64_t bytes = problem.group() * problem.seqlen_q * (2 * (problem.d + problem.d_v) + 4 * problem.d);
-  const std::int64_t sequences = std::max(resident / tiles_of_head, l2_bytes / std::max<std::int64_t>(bytes, 1));
-  return int(std::clamp<std::int64_t>(sequences, 1, resident));
+  const int wanted = int(std::clamp<std::int64_t>(
+      std::max(resident / tiles_of_head, l2_bytes / std::max<std::int64_t>(bytes, 1)), 1, resident));
+  if (order.last > 0) order.last = std::max(order.last, wanted);
+  if (order.last > order.sequences - wanted) order.last = order.sequences;  // no section of few heads beside it
+  const int before = order.sequences - order.last;
+  if (before > 0) {
+    const int sections = before / wanted;
+    order.section = (before + sections - 1) / sections;
+  }
+  return order;
 }
 
 }  // namespace
@@ -119,13 +127,14 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   main.mask = {int(problem.seqlen_q), int(problem.seqlen_k), problem.causal};
   // Head by head, whose Q, dO and dQ then stay in L2; with a causal mask the last heads together, longest tiles first.
   const int resident = std::max(sm_count - problem.sm_margin, 1);
-  const int section = problem.deterministic ? deterministic_section(problem, resident) : 1;
   const std::int64_t read_bytes =
       problem.group() * problem.seqlen_q * (problem.d + problem.d_v) * std::int64_t(element_bytes(problem.dtype));
-  if (plan.key_tiles > 0)
-    main.order = attention::make_tile_order(
-        config.tile_kv, plan.key_tiles, int(problem.kv_heads), kv_sequences, section, resident,
-        problem.causal ? attention::most_in_last_section(section, read_bytes) : section);
+  if (plan.key_tiles > 0) {
+    main.order =
+        attention::make_tile_order(config.tile_kv, plan.key_tiles, int(problem.kv_heads), kv_sequences, 1, resident,
+                                   problem.causal ? attention::most_in_last_section(1, read_bytes) : 1);
+    if (problem.deterministic) main.order = deterministic(main.order, problem, resident);
+  }
   main.scale = scale;
   main.scale_log2 = scale_log2;
 

@@ -7,6 +7,7 @@ import unittest
 from pathlib import Path
 
 import audit_sass
+import check_backward_overlap
 import check_overlap
 import check_ptxas_log
 
@@ -398,6 +399,83 @@ class Overlap(unittest.TestCase):
                 done = run(*wrong, "--cuobjdump", tool)
                 self.assertEqual(done.returncode, 1)
                 self.assertIn("error: ", done.stderr)
+
+
+def product(n: int, *groups: int) -> list[str]:
+    """HGMMAs of groups that follow each other, each closed."""
+    return ["WARPGROUP.ARRIVE", *(f"HGMMA.64x{n}x16.F32 R{r}, gdesc[UR4], R{r}{', gsb0' * (i == 1)}" for r in groups for i in (0, 1))]
+
+
+WAIT = ["WARPGROUP.DEPBAR.LE gsb0, 0x{0:x}".format(left) for left in range(3)]
+STSM = ["STSM.16.M88.4 [R5], R8"]
+
+
+class BackwardOverlap(unittest.TestCase):
+    """Made-up rows of d = 128."""
+
+    WIDE = check_backward_overlap.Config(d=128, d_v=128, tile_q=64, tile_kv=64)
+    NARROW = check_backward_overlap.Config(d=128, d_v=128, tile_q=64, tile_kv=128)
+    P = [
+        "p:", *product(128, 24), *product(64, 152), *product(128, 88), WAIT[1],
+        *["MUFU.EX2 R20, R20"] * 32, *STSM * 4, WAIT[0], "@P3 BRA {p}",
+    ]  # fmt: skip
+    DS = ["ds:", *product(128, 24), *STSM * 4, *product(64, 152), *product(128, 88), WAIT[0], "@P3 BRA {ds}"]
+    DQ = [
+        "dq:", *product(64, 24), *product(64, 56), WAIT[1], *["REDG.E.ADD.F32x4 [R2.64], R24"] * 8, WAIT[0],
+        *["REDG.E.ADD.F32x4 [R2.64], R56"] * 8, "@P3 BRA {dq}",
+    ]  # fmt: skip
+    STEP = [
+        "step:", *product(64, 152), *product(64, 184), WAIT[0], *["MUFU.EX2 R20, R20"] * 32, *product(128, 24), *STSM * 4,
+        *product(128, 88), *product(64, 216), WAIT[2], WAIT[1], WAIT[0], "REDG.E.ADD.F32x4 [R2.64], R216", "@P3 BRA {step}",
+    ]  # fmt: skip
+
+    def findings(self, config: check_backward_overlap.Config, *loops: list[str]) -> list[str]:
+        lines = ["MOV R1, RZ", *(line for loop in loops for line in loop), "EXIT"]
+        return check_backward_overlap.judge("row", audit_sass.parse(assembled(*lines)), config).findings
+
+    def assert_finding(self, findings: list[str], words: str):
+        self.assertTrue(any(words in finding for finding in findings), findings)
+
+    def test_clean(self):
+        self.assertEqual(self.findings(self.WIDE, self.P, self.DS, self.DQ), [])
+        self.assertEqual(self.findings(self.NARROW, self.STEP), [])
+
+    def test_nothing_in_flight(self):
+        behind = edited(self.P, (WAIT[1], [WAIT[0]]))
+        self.assert_finding(self.findings(self.WIDE, behind, self.DS, self.DQ), "0 of 32 EX2 stand under a product, not 32")
+        before = [x for x in self.DS if x not in STSM]
+        before[1:1] = STSM * 4
+        self.assert_finding(self.findings(self.WIDE, self.P, before, self.DQ), "0 of 4 STSM")
+        last = edited(self.DQ, (WAIT[1], [WAIT[0]]))
+        last = [x for i, x in enumerate(last) if x != WAIT[0] or i == last.index(WAIT[0])]
+        self.assert_finding(self.findings(self.WIDE, self.P, self.DS, last), "0 of 16 REDG stand under a product, not 8")
+        early = [x for x in self.STEP if x not in STSM]
+        early[early.index(WAIT[0]) + 1 : early.index(WAIT[0]) + 1] = STSM * 4
+        self.assert_finding(self.findings(self.NARROW, early), "0 of 4 STSM")
+
+    def test_serialised(self):
+        lines = [*self.DS]
+        lines[2:2] = [lines[2] + ", gsb0", WAIT[0]]
+        self.assert_finding(self.findings(self.WIDE, self.P, lines, self.DQ), "groups of HGMMAs, not 3")
+        lines = [*self.DS]
+        lines[3:3] = [WAIT[0]]
+        self.assert_finding(self.findings(self.WIDE, self.P, lines, self.DQ), "a wait inside a group")
+
+    def test_local_memory_anywhere(self):
+        self.assert_finding(self.findings(self.NARROW, ["STL [R1], R2"], self.STEP), "STL: local memory")
+
+    def test_other_numbers(self):
+        self.assert_finding(self.findings(self.NARROW, edited(self.STEP, (WAIT[2], [WAIT[2], *STSM]))), "5 STSM, not 4")
+
+    def test_other_loops(self):
+        self.assert_finding(self.findings(self.WIDE, self.P, self.DQ), "main loops are ['P', 'dQ']")
+        self.assert_finding(self.findings(self.NARROW, self.STEP, self.DS), "main loops are")
+
+    def test_the_table(self):
+        table = Path(__file__).parents[2] / "src/kernels/backward_configs.hpp"
+        configs = check_backward_overlap.configs_of_table(table.read_text())
+        self.assertEqual(configs["f16_d192v128"], check_backward_overlap.Config(192, 128, 64, 64))
+        self.assertFalse(configs["bf16_d64_deterministic"].wide)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 """Rules about the sources that no compiler checks. usage: check_sources.py ROOT
 
 1. src/attention is backend-neutral: no CUDA keyword, no inline assembly, no CUDA header.
-2. The steps of docs/algorithm.md and the [n] marks in src/attention/forward.hpp are the same, each once.
+2. The steps of docs/algorithm.md and the [n] marks in src/attention/forward.hpp are the same, each once. So are its steps
+   Bn and the [Bn] marks in src/attention/backward*.hpp, each at least once and in no file twice.
 """
 import pathlib
 import re
@@ -40,9 +41,24 @@ def step_marks(root: pathlib.Path) -> list[str]:
     return []
 
 
+def backward_marks(root: pathlib.Path) -> list[str]:
+    in_text = [int(n) for n in re.findall(r"\*\*\[B(\d+)\]\*\*", (root / "docs/algorithm.md").read_text())]
+    if not in_text or sorted(in_text) != list(range(1, len(in_text) + 1)):
+        return [f"docs/algorithm.md: steps of the backward pass are {in_text}, expected B1, B2, .."]
+    errors, in_code = [], set()
+    for path in sorted((root / "src/attention").glob("backward*.hpp")):
+        comments = re.findall(r"//[^\n]*", path.read_text())
+        marks = [int(n) for comment in comments for n in re.findall(r"\[B(\d+)\]", comment)]
+        errors += [f"{path.relative_to(root)}: mark [B{n}] stands there {marks.count(n)} times" for n in sorted(set(marks)) if marks.count(n) > 1]
+        in_code |= set(marks)
+    if in_code != set(in_text):
+        errors.append(f"src/attention/backward*.hpp: marks are {sorted(in_code)}, docs/algorithm.md has {sorted(in_text)}")
+    return errors
+
+
 def main() -> None:
     root = pathlib.Path(sys.argv[1])
-    errors = neutral_sources(root) + step_marks(root)
+    errors = neutral_sources(root) + step_marks(root) + backward_marks(root)
     print("\n".join(errors) if errors else "sources: ok")
     sys.exit(1 if errors else 0)
 

@@ -73,6 +73,12 @@ const NamedCase cases[] = {
        c.d_v -= 56;
        return c;
      }},
+    {"least_features",
+     [](const Row& row) {
+       GradientCase c = base(row, 70, 100, true);
+       c.d = c.d_v = 8;
+       return c;
+     }},
     {"nonfinite_neighbours",
      [](const Row& row) {
        GradientCase c = base(row, 33, 77, false);

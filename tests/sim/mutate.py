@@ -6,12 +6,13 @@ usage: mutate.py run BUILD.json [--fast | --only NAME ...]    compile and run mu
        mutate.py table                                        print the list of mutants as a Markdown table
        mutate.py check-table FILE                             fail unless FILE contains that table
 
-BUILD.json is written by CMake: root, compiler, libraries, rows (names in the order of the kernel table), scratch (a
-folder), jobs. An entry of mutants.json:
+BUILD.json is written by CMake: root, compiler, libraries, rows and backward_rows (names in the order of the kernel
+tables), scratch (a folder), jobs. An entry of mutants.json:
   name, what     what is wrong, in words
   file           the header that is broken
   find, replace  code that occurs exactly once in it (comments, layout and trace marks aside), and what it becomes
-  row, case      row of the kernel table and case of mutant_main.cpp that show it
+  row, case      row of the kernel table and case of mutant_main.cpp that show it; of the backward pass "backward_" and
+                 the row's name, and a case of backward_mutant_main.cpp
   fast           run by the fast suite too
   caught_by      how each policy must notice: deadlock, race, refused (a rule of the machine is broken), wrong result
 """
@@ -63,9 +64,13 @@ def run(build: dict, mutant: dict) -> dict[str, str]:
     if mutant.get("file"):
         mutate(root, mutant, include)
     program = scratch / "mutant"
+    if mutant["row"].startswith("backward_"):
+        source, row = "backward_mutant_main.cpp", build["backward_rows"].index(mutant["row"].removeprefix("backward_"))
+    else:
+        source, row = "mutant_main.cpp", build["rows"].index(mutant["row"])
     compiled = subprocess.run(
-        [build["compiler"], "-std=c++20", "-O1", "-w", f"-DFA3_MUTANT_ROW={build['rows'].index(mutant['row'])}",
-         f"-I{include}", f"-I{root / 'src'}", f"-I{root / 'include'}", str(HERE / "mutant_main.cpp"),
+        [build["compiler"], "-std=c++20", "-O1", "-w", f"-DFA3_MUTANT_ROW={row}",
+         f"-I{include}", f"-I{root / 'src'}", f"-I{root / 'include'}", str(HERE / source),
          "-o", str(program), *build["libraries"]],
         capture_output=True, text=True, timeout=TIMEOUT_S)
     if compiled.returncode != 0:

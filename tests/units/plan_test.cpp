@@ -9,10 +9,12 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <map>
 #include <set>
 #include <vector>
 
 #include "kernels/arguments.hpp"
+#include "kernels/backward_plan.hpp"
 #include "kernels/configs.hpp"
 
 namespace fa3::kernels {
@@ -48,6 +50,81 @@ TEST(Table, EverySupportedHeadDimHasTheRowWithTheLeastPadding) {
         }
       }
   EXPECT_EQ(select_forward_row(FA3_F32, 64, 64), -1);
+}
+
+TEST(BackwardTable, NamesAreUniqueAndRegistersFit) {
+  std::set<std::string> names;
+  for (const BackwardRow& row : backward_rows) {
+    EXPECT_TRUE(names.insert(row.name).second) << row.name;
+    const int threads = row.config.threads(), at_entry = 65536 / threads / 8 * 8;
+    EXPECT_LE(row.config.registers(), threads * at_entry) << row.name;
+  }
+}
+
+TEST(BackwardTable, EverySupportedHeadDimHasTheRowWithTheLeastPadding) {
+  for (const bool deterministic : {false, true})
+    for (const fa3_dtype dtype : {FA3_F16, FA3_BF16})
+      for (int d = 8; d <= 256; d += 8)
+        for (int d_v = 8; d_v <= 256; d_v += 8) {
+          const int row = select_backward_row(dtype, d, d_v, deterministic);
+          ASSERT_GE(row, 0);
+          const BackwardConfig& chosen = backward_rows[row].config;
+          EXPECT_EQ(chosen.element == Element::f16, dtype == FA3_F16);
+          EXPECT_EQ(chosen.deterministic, deterministic);
+          EXPECT_TRUE(d <= chosen.d && d_v <= chosen.d_v);
+          for (const BackwardRow& other : backward_rows) {
+            if (other.config.element == chosen.element && other.config.deterministic == deterministic &&
+                d <= other.config.d && d_v <= other.config.d_v) {
+              EXPECT_LE(chosen.d + chosen.d_v, other.config.d + other.config.d_v);
+            }
+          }
+        }
+  EXPECT_EQ(select_backward_row(FA3_F32, 64, 64, false), -1);
+}
+
+/// A dense problem with tensors that nobody reads.
+BackwardProblem backward_problem(std::int64_t heads, std::int64_t seqlen, bool causal) {
+  static float memory[4];
+  BackwardProblem p;
+  p.batch = 1;
+  p.heads = p.kv_heads = heads;
+  p.seqlen_q = p.seqlen_k = seqlen;
+  p.d = p.d_v = 128;
+  p.softmax_scale = 1;
+  p.causal = causal;
+  p.deterministic = true;
+  for (TensorRef* tensor : {&p.d_o, &p.q, &p.k, &p.v, &p.o, &p.dq, &p.dk, &p.dv}) {
+    tensor->data = memory;
+    tensor->shape = {1, seqlen, heads, 128};
+    tensor->stride = {0, heads * 128, 128, 1};
+  }
+  p.lse = memory;
+  return p;
+}
+
+TEST(BackwardPlan, DeterministicTilesWaitForLowerItemsOnlyAndFewOfAHeadRunAtOnce) {
+  constexpr int sm_count = 132;
+  const TensorMapEncoder no_maps = [](const hopper::TensorMapSpec&) { return hopper::TensorMap{}; };
+  for (const bool causal : {false, true})
+    for (const std::int64_t seqlen : {512, 2048, 16384}) {
+      const BackwardProblem problem = backward_problem(16 * 16384 / seqlen, seqlen, causal);
+      BackwardPlan plan = plan_backward(problem);
+      std::vector<unsigned char> workspace(1);
+      const attention::TileOrder order = backward_launch(problem, plan, workspace.data(), sm_count, no_maps).main.order;
+      std::map<int, int> next;  // by head: how many tiles have had their turn
+      std::vector<int> head_of;
+      for (int item = 0; item < order.count(); ++item) {
+        const attention::Tile tile = order.item(item);
+        // key_tile() counts from the end.
+        const int key_tile = order.row_items - 1 - tile.first_row / order.rows;
+        ASSERT_EQ(key_tile, next[tile.head]++) << "item " << item;
+        head_of.push_back(tile.head);
+      }
+      for (std::size_t begin = 0; begin + sm_count <= head_of.size(); begin += sm_count) {
+        std::map<int, int> running;
+        for (std::size_t i = begin; i < begin + sm_count; ++i) EXPECT_LE(++running[head_of[i]], 9);
+      }
+    }
 }
 
 TEST(Table, HeadDimsOfModelsGetTheirRows) {
