@@ -100,7 +100,7 @@ fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t
 fa3_status fa3_backward_supported(const fa3_backward_params* params) {
   return guarded([&] {
     const fa3::BackwardProblem problem = fa3::api::check_backward(params);
-    if (params->device == FA3_DEVICE_CUDA) fa3::kernels::backward_kernel_name(problem);
+    if (params->device == FA3_DEVICE_CUDA) fa3::kernels::plan_backward(problem);
   });
 }
 
@@ -108,7 +108,9 @@ fa3_status fa3_backward_kernel(const fa3_backward_params* params, const char** n
   return guarded([&] {
     if (name == nullptr) throw fa3::Error(FA3_INVALID_ARGUMENT, "name is null");
     const fa3::BackwardProblem problem = fa3::api::check_backward(params);
-    *name = params->device == FA3_DEVICE_CUDA ? fa3::kernels::backward_kernel_name(problem) : fa3::cpu::kernel_name();
+    *name = params->device == FA3_DEVICE_CUDA
+                ? fa3::kernels::backward_rows[fa3::kernels::plan_backward(problem).row].name
+                : fa3::cpu::kernel_name();
   });
 }
 
@@ -116,7 +118,7 @@ fa3_status fa3_backward_workspace_size(const fa3_backward_params* params, size_t
   return guarded([&] {
     if (bytes == nullptr) throw fa3::Error(FA3_INVALID_ARGUMENT, "bytes is null");
     const fa3::BackwardProblem problem = fa3::api::check_backward(params);
-    *bytes = params->device == FA3_DEVICE_CUDA ? fa3::kernels::backward_workspace_bytes(problem) : 0;
+    *bytes = params->device == FA3_DEVICE_CUDA ? fa3::kernels::plan_backward(problem).workspace_bytes : 0;
   });
 }
 

@@ -8,11 +8,13 @@
 // That happens one block late: nobody waits for the dS of the other warpgroup, and the two need not run in step.
 // Rows for more than 128 features have other consumers: backward_wide.hpp.
 //
-// Inside a warpgroup, block j:
+// Inside a warpgroup, block j, whose S is in flight:
 //
-//   GEMMs       [S(j) = K Q^T][dP(j) = V dO^T]            [dV += P dO][dK += dS Q][dQ(j-1) = dS K]
-//   registers                 [P = exp2(S - LSE)][dS = P * (dP - D)][dS to shared]            [dQ(j-1) to global]
-//   releases                                                          dO(j)     Q(j)          dS(j-1)
+//   GEMMs       [dP(j) = V dO^T     ][dV += P dO                    ][dK += dS Q][dQ(j-1) = dS K][S(j+1) = K Q^T ]
+//   registers   [P = exp2(S - LSE)  ][dS = P * (dP - D)][dS to shared]                           [dQ(j-1) to be added ]
+//   releases                                                          dO(j)       Q(j)            dS(j-1)
+//
+// With blocks of 128 rows (d = 64) P and dS at a time would be too many registers: dV is issued after dS.
 #pragma once
 
 #include "attention/backward_arguments.hpp"
@@ -263,7 +265,7 @@ class BackwardConsumer {
     // [B8] dK += dS^T Q.
     hopper::issue_ab<element>(dk, ds, shared_.q[at_.stage]);
     hopper::wgmma_commit();
-    // [B9] dQ of the block before.
+    // [B9] dQ of the block before, then S of the next one, under which dQ goes on its way.
     Dq dq;
     if constexpr (!first) issue_dq(dq, before(at_));
     hopper::wgmma_wait<1 + dqs>();

@@ -31,12 +31,6 @@ Kernel kernel_of_row(int row) {
 
 }  // namespace
 
-std::size_t backward_workspace_bytes(const BackwardProblem& problem) { return plan_backward(problem).workspace_bytes; }
-
-const char* backward_kernel_name(const BackwardProblem& problem) {
-  return backward_rows[plan_backward(problem).row].name;
-}
-
 void prepare_backward() {
   for (int row = 0; row < backward_row_count; ++row) {
     allow_shared_memory(kernel_of_row(row));

@@ -9,15 +9,9 @@
 
 namespace fa3::kernels {
 
-/// Bytes of workspace that backward() needs. Throws Error as plan_backward.
-std::size_t backward_workspace_bytes(const BackwardProblem& problem);
-
-/// The name of the row that dispatch takes. Throws Error as plan_backward.
-const char* backward_kernel_name(const BackwardProblem& problem);
-
 /// Enqueues the backward pass: dq, dk and dv from the rest. `workspace` holds at least
-/// backward_workspace_bytes(problem), 256-byte aligned. What is wrong with the call is thrown as Error before anything
-/// is launched; after FA3_CUDA_ERROR the gradients may be partly written.
+/// plan_backward(problem).workspace_bytes, 256-byte aligned. What is wrong with the call is thrown as Error before
+/// anything is launched; after FA3_CUDA_ERROR the gradients may be partly written.
 void backward(const BackwardProblem& problem, void* workspace, std::size_t workspace_bytes, fa3_stream stream);
 
 /// Loads every kernel of the backward pass into the current context and sets its attributes. Throws Error.
