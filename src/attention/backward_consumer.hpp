@@ -100,7 +100,8 @@ class DqSum {
   /// Waits until all tiles of earlier keys have added to this; they all see the rows that the tile sees.
   HOPPER_FUNCTION void take_turn(const auto& tile, Visit visit) const {
     if constexpr (config.deterministic) {
-      if (hopper::elect_one()) hopper::wait_for_count(*turn(tile, visit), unsigned(tile.first_key / config.tile_kv));
+      const unsigned& count = *turn(tile, visit);
+      if (hopper::elect_one()) hopper::wait_for_count(count, unsigned(tile.first_key / config.tile_kv));
       hopper::warp_sync();
     }
   }
@@ -117,6 +118,7 @@ class DqSum {
   /// The whole part by way of the warp's `staged`: the warp goes on at once.
   HOPPER_FUNCTION void add_staged(const auto& tile, Visit visit, const hopper::Accumulator<layout.part_columns>& dq,
                                   DqShare<config>& staged) const {
+    float* const to = share_of_warp(tile, visit);
     if (hopper::lane() == 0) hopper::store_wait_read<0>();
     hopper::warp_sync();
     HOPPER_UNROLL
@@ -126,22 +128,24 @@ class DqSum {
     hopper::fence_async_shared();
     hopper::warp_sync();
     if (hopper::lane() == 0) {
-      hopper::add_floats(share_of_warp(tile, visit), staged.four[0].value, sizeof(staged));
+      hopper::add_floats(to, staged.four[0].value, sizeof(staged));
       hopper::store_commit();
     }
   }
   /// After add(). It waits for the numbers to arrive, so rather call it when they have had time.
   HOPPER_FUNCTION void pass_turn(const auto& tile, Visit visit) const {
     if constexpr (config.deterministic) {
+      unsigned& count = *turn(tile, visit);
       hopper::warp_sync();
       if (hopper::lane() == 0) {
         if constexpr (!config.wide()) hopper::store_wait<0>();
-        hopper::raise_count(*turn(tile, visit));
+        hopper::raise_count(count);
       }
     }
   }
 
  private:
+  // Both by the whole warp: warp_of_warpgroup().
   HOPPER_FUNCTION float* share_of_warp(const auto& tile, Visit visit) const {
     return args_.dq + std::int64_t(block_of(tile, visit)) * layout.block_floats() +
            (4 * part_ + hopper::warp_of_warpgroup()) * (16 * layout.part_columns);

@@ -126,15 +126,16 @@ struct BulkRing {
       hopper::fence_barrier_init();
     }
     hopper::cta_sync();
+    const int me = rank();
     for (int i = 0; i < args.rows; ++i) {
       const int stage = i % stages, phase = i / stages % 2;
-      if (rank() == 0) {
+      if (me == 0) {
         shared.empty[stage].wait(phase ^ 1);
         shared.full[stage].arrive_expect_bytes(16 * chunks);
         hopper::load_bytes(shared.row[stage], args.from + i * chunks, 16 * chunks, shared.full[stage]);
       }
       shared.full[stage].wait(phase);
-      if (rank() < chunks) args.to[i * chunks + rank()] = hopper::load_shared(shared.row[stage][rank()]);
+      if (me < chunks) args.to[i * chunks + me] = hopper::load_shared(shared.row[stage][me]);
       shared.empty[stage].arrive();
     }
   }

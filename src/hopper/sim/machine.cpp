@@ -1048,6 +1048,14 @@ bool Cluster::warp_any(bool x) {
   return warp.result > 0;
 }
 
+int Cluster::from_lane_0(int x, const char* what) {
+  Rendezvous& warp = *warps_[std::size_t(self().warp())];
+  warp.address[std::size_t(self().lane())] = std::uint32_t(x);
+  // Kept apart, because a thread may enter the next rendezvous before another has left this one.
+  meet(warp, warp_threads, what, false, [&] { warp.exchanged[0] = warp.address[0]; });
+  return int(warp.exchanged[0]);
+}
+
 float Cluster::quad_reduce(float value, bool maximum) {
   Rendezvous& quad = *quads_[std::size_t(self().index / 4)];
   quad.value[std::size_t(thread() % 4)] = value;

@@ -115,6 +115,8 @@ class Cluster {
 
   bool warp_any(bool x);
   std::uint32_t quad_exchange(std::uint32_t x);
+  /// A shuffle: what lane 0 gives. `what` names it in messages.
+  int from_lane_0(int x, const char* what);
   float quad_reduce(float value, bool maximum);
   void account_exp2();
   void account_alu(double warp_cycles, const char* label);

@@ -15,6 +15,6 @@ inline void claim_registers() {
 }
 
 inline int recompute(int x) { return x; }
-inline int uniform(int x) { return x; }
+inline int uniform(int x) { return simulator::Cluster::current().from_lane_0(x, "uniform"); }
 
 }  // namespace fa3::hopper::inline sim
