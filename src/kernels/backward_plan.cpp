@@ -23,13 +23,12 @@ attention::TileOrder deterministic(attention::TileOrder order, const BackwardPro
   const std::int64_t bytes = problem.group() * problem.seqlen_q * (2 * (problem.d + problem.d_v) + 4 * problem.d);
   const int wanted = int(std::clamp<std::int64_t>(
       std::max(resident / tiles_of_head, l2_bytes / std::max<std::int64_t>(bytes, 1)), 1, resident));
-  if (order.last > 0) order.last = std::max(order.last, wanted);
-  if (order.last > order.sequences - wanted) order.last = order.sequences;  // no section of few heads beside it
-  const int before = order.sequences - order.last;
-  if (before > 0) {
-    const int sections = before / wanted;
-    order.section = (before + sections - 1) / sections;
-  }
+  // Sections of so many heads, and a last one of no fewer.
+  const int last = order.last > 0 ? std::max(order.last, wanted) : 0;
+  int before = std::max(order.sequences - last, 0) / wanted * wanted;
+  if (before != order.sequences && order.sequences - before < wanted) before = std::max(before - wanted, 0);
+  order.section = wanted;
+  order.last = order.sequences - before;
   return order;
 }
 
@@ -131,8 +130,8 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
       problem.group() * problem.seqlen_q * (problem.d + problem.d_v) * std::int64_t(element_bytes(problem.dtype));
   if (plan.key_tiles > 0) {
     main.order =
-        attention::make_tile_order(config.tile_kv, plan.key_tiles, int(problem.kv_heads), kv_sequences, 1, resident,
-                                   problem.causal ? attention::most_in_last_section(1, read_bytes) : 1);
+        attention::make_tile_order(config.tile_kv, plan.key_tiles, int(problem.kv_heads), kv_sequences, 1,
+                                   problem.causal ? resident : 0, attention::most_in_last_section(1, read_bytes));
     if (problem.deterministic) main.order = deterministic(main.order, problem, resident);
   }
   main.scale = scale;

@@ -76,7 +76,8 @@ class Cluster : public testing::Test {
     int right = 0;
     const std::string message = run(
         [&](Shared& shared) {
-          if (thread() == 0) {
+          const int me = thread(), warpgroup = hopper::warpgroup();
+          if (me == 0) {
             for (int i = 0; i < stages; ++i) {
               shared.full[i].init(1);
               shared.empty[i].init(faults.releases);
@@ -87,11 +88,11 @@ class Cluster : public testing::Test {
           for (int i = 0; i < blocks; ++i) {
             if (hopper::cluster_rank() == 1 && i == faults.second_ends_after) return;
             const int stage = i % stages, phase = i / stages % 2;
-            if (thread() == 0) {
+            if (me == 0) {
               shared.empty[stage].wait(phase ^ 1);
               shared.full[stage].arrive_expect_bytes(faults.expect_half ? Tile::bytes / 2 : Tile::bytes);
               hopper::load_tile_multicast<ctas>(shared.tile[stage], map(), {0, 64 * i, 0, 0}, shared.full[stage]);
-            } else if (hopper::warpgroup() == 1) {
+            } else if (warpgroup == 1) {
               shared.full[stage].wait(phase);
               for (int row = 0; row < Tile::rows; ++row) {
                 const auto* word = reinterpret_cast<const std::uint32_t*>(shared.tile[stage].element[0][row]);
