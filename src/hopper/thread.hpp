@@ -23,7 +23,7 @@ HOPPER_FUNCTION int cta();
 HOPPER_FUNCTION int cta_count();
 /// Cycles of this SM. PTX: %clock64.
 HOPPER_FUNCTION std::uint64_t clock();
-/// True in exactly one active thread of the (converged) warp. PTX: elect.sync.
+/// True in exactly one thread of the warp; by the whole warp. PTX: elect.sync.
 HOPPER_FUNCTION bool elect_one();
 /// Barrier over all threads of the CTA, and over the warp; both order memory.
 HOPPER_FUNCTION void cta_sync();

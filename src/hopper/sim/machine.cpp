@@ -191,8 +191,6 @@ struct Cluster::Rendezvous {
   std::size_t generation = 0;
   string operation;
   double time = 0, released = 0;
-  std::array<float, 4> value{};
-  float result = 0;
   std::array<std::uint32_t, warp_threads> address{};
   std::array<std::uint32_t, warp_threads> exchanged{};
   std::array<std::array<std::uint32_t, 4>, warp_threads> fragment{};
@@ -292,7 +290,6 @@ Cluster::Cluster(const Options& options, int index, int count, int threads, std:
     warpgroups_.back()->rank = i * warpgroup_threads / threads;
     warpgroups_.back()->read.resize(chunks_.size());
   }
-  for (int i = 0; i < ctas * threads / 4; ++i) quads_.push_back(std::make_unique<Rendezvous>());
   // At entry every thread has the same share of the register file, in units of eight.
   const int registers = std::min(65536 / threads / 8 * 8, 248);
   for (int i = 0; i < ctas * threads / warp_threads; ++i) {
@@ -653,6 +650,7 @@ std::uint64_t Cluster::clock() const {
 }
 
 bool Cluster::elect_one() {
+  meet(*warps_[std::size_t(self().warp())], warp_threads, "elect_one", false, [] {});
   // Which lane is elected is not specified, only that it is the same one in the whole warp.
   const std::uint64_t lane =
       options_.completion == Completion::random ? options_.seed * 7 + std::uint64_t(self().warp()) : 0;
@@ -1038,41 +1036,42 @@ void Cluster::registers(int count, bool claim) {
 // ---- arithmetic that needs other threads or takes noticeable time
 // --------------------------------------------------------------
 
-bool Cluster::warp_any(bool x) {
+/// What `make` makes of the 32 numbers that the warp's lanes give: one for each lane. As in the hardware the whole warp
+/// must come, also where lanes exchange in fours.
+template <class Make>
+std::uint32_t Cluster::shuffle(std::uint32_t x, const char* what, Make make) {
   Rendezvous& warp = *warps_[std::size_t(self().warp())];
-  warp.address[std::size_t(self().lane())] = x;
-  meet(warp, warp_threads, "warp_any", false, [&] {
-    warp.result = 0;
-    for (const std::uint32_t vote : warp.address) warp.result += float(vote);
+  const auto lane = std::size_t(self().lane());
+  warp.address[lane] = x;
+  // Kept apart, because a thread may enter the next rendezvous before another has left this one.
+  meet(warp, warp_threads, what, false, [&] {
+    for (std::size_t i = 0; i < warp_threads; ++i) warp.exchanged[i] = make(warp.address, i);
   });
-  return warp.result > 0;
+  return warp.exchanged[lane];
+}
+
+bool Cluster::warp_any(bool x) {
+  return shuffle(x, "warp_any", [](const auto& all, std::size_t) {
+           return std::uint32_t(std::find(all.begin(), all.end(), 1u) != all.end());
+         }) != 0;
 }
 
 int Cluster::from_lane_0(int x, const char* what) {
-  Rendezvous& warp = *warps_[std::size_t(self().warp())];
-  warp.address[std::size_t(self().lane())] = std::uint32_t(x);
-  // Kept apart, because a thread may enter the next rendezvous before another has left this one.
-  meet(warp, warp_threads, what, false, [&] { warp.exchanged[0] = warp.address[0]; });
-  return int(warp.exchanged[0]);
+  return int(shuffle(std::uint32_t(x), what, [](const auto& all, std::size_t) { return all[0]; }));
 }
 
 float Cluster::quad_reduce(float value, bool maximum) {
-  Rendezvous& quad = *quads_[std::size_t(self().index / 4)];
-  quad.value[std::size_t(thread() % 4)] = value;
-  meet(quad, 4, maximum ? "quad_max" : "quad_sum", false, [&] {
+  const auto reduce = [maximum](const auto& all, std::size_t lane) {
+    const auto of = [&](std::size_t i) { return std::bit_cast<float>(all[lane / 4 * 4 + i]); };
     // In the order of two butterfly exchanges, so that the result does not depend on who comes first.
-    const auto& v = quad.value;
-    quad.result = maximum ? std::fmax(std::fmax(v[0], v[1]), std::fmax(v[2], v[3])) : (v[0] + v[1]) + (v[2] + v[3]);
-  });
-  return quad.result;
+    return std::bit_cast<std::uint32_t>(maximum ? std::fmax(std::fmax(of(0), of(1)), std::fmax(of(2), of(3)))
+                                                : (of(0) + of(1)) + (of(2) + of(3)));
+  };
+  return std::bit_cast<float>(shuffle(std::bit_cast<std::uint32_t>(value), maximum ? "quad_max" : "quad_sum", reduce));
 }
 
 std::uint32_t Cluster::quad_exchange(std::uint32_t x) {
-  Rendezvous& quad = *quads_[std::size_t(self().index / 4)];
-  quad.address[std::size_t(thread() % 4)] = x;
-  // Kept apart, because a thread may enter the next rendezvous before another has left this one.
-  meet(quad, 4, "from_neighbour", false, [&] { quad.exchanged = quad.address; });
-  return quad.exchanged[std::size_t(thread() % 4 ^ 1)];
+  return shuffle(x, "from_neighbour", [](const auto& all, std::size_t lane) { return all[lane ^ 1]; });
 }
 
 void Cluster::account_exp2() {

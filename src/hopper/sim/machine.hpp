@@ -174,6 +174,8 @@ class Cluster {
   std::string deadlock_report() const;
   template <class OnLast>
   void meet(Rendezvous& rendezvous, int size, const std::string& what, bool orders_memory, OnLast on_last);
+  template <class Make>
+  std::uint32_t shuffle(std::uint32_t x, const char* what, Make make);
 
   // what happened before what: components of the threads' clocks
   std::size_t accesses_of(int thread) const { return std::size_t(thread); }
@@ -287,7 +289,7 @@ class Cluster {
   std::map<const std::uint64_t*, BarrierRecord> barriers_;
   BarrierRecord& barrier_record(const std::uint64_t& state, const char* verb);
   std::deque<Copy> copies_;
-  std::vector<std::unique_ptr<Rendezvous>> quads_, warps_;
+  std::vector<std::unique_ptr<Rendezvous>> warps_;
   std::unique_ptr<Rendezvous> all_;
 
   Counters counters_;
