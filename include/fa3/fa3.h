@@ -136,7 +136,7 @@ FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace
  *
  * O and LSE may be those of a longer key sequence of which k and v are a part, as where devices share a sequence: then
  * dK and dV are the part's, and the dQ of all parts add up. The scalar may depend on O alone: there is no dLSE. Rows
- * that see no key, and rows whose LSE is -inf, have zero gradient whatever they hold.
+ * that see no key have zero gradient whatever they hold, rows whose LSE is -inf if their Q, dO and O are finite.
  *
  * On cuda the kernels of this version have been run on the simulator only; README.md says more.
  *
@@ -172,7 +172,7 @@ typedef struct fa3_backward_params {
   float softmax_scale;
   int32_t softmax_scale_set;
 
-  int32_t sm_margin;
+  int32_t sm_margin;     /* of the main kernel; those before and after it use all SMs. On cuda 0 if deterministic */
   int32_t deterministic; /* 1: the same bits in every run; 0: sums may be taken in any order. On cpu always the same */
 } fa3_backward_params;
 

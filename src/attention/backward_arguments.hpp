@@ -27,7 +27,7 @@ struct BeforeBackwardArguments {
   std::int64_t lse_stride[3];  // batch, head, row
   // -LSE of the main kernel is (ratio_high + ratio_low) * LSE, rounded once.
   float ratio_high, ratio_low;
-  int heads, sequences;  // sequences = heads * batch
+  int heads;
   int seqlen_q, d_v;
   int blocks;  // of tile_q rows in a sequence
   DqLayout layout;
@@ -56,7 +56,11 @@ struct BackwardArguments {
 struct AfterBackwardArguments {
   const float* dq;
   Rows out;
-  int heads, sequences, seqlen_q, d, blocks;
+  int heads;
+  int zero_rows;    // the first rows of a sequence, which the other kernels leave out: their dQ is 0
+  int zero_blocks;  // layout.rows of them each
+  int seqlen_q, d;  // seqlen_q with zero_rows
+  int blocks;       // of the rows behind
   DqLayout layout;
   float scale;
 };

@@ -86,10 +86,10 @@ struct Visit {
 /// [B10] Adding a part of dQ to f32 numbers in global memory, to which all tiles add. Deterministic: in the order of
 /// their keys, a warp's share at a time.
 ///
-/// Why that ends: a tile waits for tiles with earlier keys of its head, which have lower items, and CTAs start in the
-/// order of their index; so the earliest tile that has not ended waits for nobody. Why it is short: a head's tiles
-/// visit the same blocks in the same order, so that a tile which started later arrives later, and few of them run at
-/// once (backward_plan.cpp).
+/// Why that ends: a tile waits for tiles with earlier keys of its head, which have lower items, and every item has a
+/// CTA of its own (so no sm_margin), which start in the order of their index. So the earliest tile that has not ended
+/// waits for nobody. Why it is short: a head's tiles visit the same blocks in the same order, so that a tile which
+/// started later arrives later, and few of them run at once (backward_plan.cpp).
 template <BackwardConfig config>
 class DqSum {
  public:

@@ -101,9 +101,19 @@ template <hopper::Element element>
 HOPPER_FUNCTION void after_backward(const AfterBackwardArguments& args) {
   hopper::wait_for_previous_grid();
   const DqLayout& layout = args.layout;
-  const int sequence = hopper::cta() / args.blocks, first_row = hopper::cta() % args.blocks * layout.rows;
+  const int ctas = args.zero_blocks + args.blocks;  // of a sequence
+  const int sequence = hopper::cta() / ctas, index = hopper::cta() % ctas - args.zero_blocks;
   const int batch = sequence / args.heads, head = sequence % args.heads;
-  const float* const block = args.dq + std::int64_t(hopper::cta()) * layout.block_floats();
+  if (index < 0) {
+    const int first_row = (index + args.zero_blocks) * layout.rows, pieces = (args.d + 7) / 8;
+    const int rows = minimum(layout.rows, args.zero_rows - first_row);
+    for (int i = thread_of_cta(); i < rows * pieces; i += row_threads)
+      store_eight(row_of(args.out, batch, head, first_row + i / pieces) + i % pieces * 8, EightFeatures{},
+                  args.out.aligned);
+    return;
+  }
+  const int first_row = args.zero_rows + index * layout.rows;
+  const float* const block = args.dq + (std::int64_t(sequence) * args.blocks + index) * layout.block_floats();
   const int groups = layout.part_columns / 8;
   for (int i = thread_of_cta(); i < layout.block_floats() / 16; i += row_threads) {
     // From the lowest digit: four groups, the quad, the other groups, the warp, the part. So a warp reads pieces of 512

@@ -13,8 +13,8 @@ constexpr int stored_columns(int columns) { return (columns + 63) / 64 * 64; }
 /// rows x columns elements in panels of 64 columns. A panel row is 128 bytes = eight 16-byte chunks, and the 128-byte
 /// swizzle puts chunk c of row r at chunk position c ^ (r % 8): rows of eight then fall into different banks. PTX ISA,
 /// "Shared memory layout and swizzling"; CUDA driver API, CU_TENSOR_MAP_SWIZZLE_128B. Panels begin at multiples of 1024
-/// bytes. Columns that the last panel has beyond the tile's are padding: moved by TMA, whose boxes are panels, read by
-/// no product.
+/// bytes. Columns that the last panel has beyond the tile's are padding: moved by TMA, whose boxes are panels; zeros where
+/// TMA loaded them.
 template <int rows_, int columns_>
 struct alignas(1024) SharedTile {
   static constexpr int rows = rows_;

@@ -15,6 +15,14 @@ attention::Rows rows_of(const TensorRef& tensor) {
           reinterpret_cast<std::uintptr_t>(tensor.data) % 16 == 0 && whole(0) && whole(1) && whole(2)};
 }
 
+/// The tensor without its first rows.
+TensorRef from_row(TensorRef tensor, int row) {
+  if (tensor.empty()) return tensor;
+  tensor.data = static_cast<std::uint16_t*>(tensor.data) + row * tensor.stride[1];
+  tensor.shape[1] -= row;
+  return tensor;
+}
+
 /// The order of a deterministic run. Tiles of one head add to dQ in turn, so when all begin at once each starts behind
 /// the one before by the time that one addition takes. With about eight of a head running at once, or as many heads as
 /// fit into L2, that is little beside a tile.
@@ -46,12 +54,17 @@ BackwardPlan plan_backward(const BackwardProblem& problem, int row) {
   if (plan.config.deterministic != problem.deterministic)
     throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + backward_rows[plan.row].name +
                                           (problem.deterministic ? " is not" : " is") + " deterministic");
+  // A CTA with several tiles could hold back one that another waits for (DqSum).
+  if (problem.deterministic && problem.sm_margin > 0)
+    throw Error(FA3_NOT_SUPPORTED, "sm_margin is " + std::to_string(problem.sm_margin) +
+                                       " and deterministic is 1; on cuda the backward pass has only one of them");
   check_lengths(problem);
   const std::int64_t sequences = problem.heads * problem.batch;
   // The kernel before the main one has a CTA for every 64 rows.
   check_tiles("heads * ceil(seqlen_q", problem.seqlen_q, attention::rows_of_cta, sequences);
   check_tiles("kv_heads * ceil(seqlen_k", problem.seqlen_k, plan.config.tile_kv, problem.kv_heads * problem.batch);
-  plan.blocks = int((problem.seqlen_q + plan.config.tile_q - 1) / plan.config.tile_q);
+  plan.zero_rows = problem.causal ? int(std::max<std::int64_t>(problem.seqlen_q - problem.seqlen_k, 0)) : 0;
+  plan.blocks = int((problem.seqlen_q - plan.zero_rows + plan.config.tile_q - 1) / plan.config.tile_q);
   plan.key_tiles = int((problem.seqlen_k + plan.config.tile_kv - 1) / plan.config.tile_kv);
 
   const attention::DqLayout layout = attention::dq_layout(plan.config);
@@ -85,6 +98,7 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   float* const dq = reinterpret_cast<float*>(place(plan.dq));
   unsigned* const turns = plan.turn_count > 0 ? reinterpret_cast<unsigned*>(place(plan.turns)) : nullptr;
   const int heads = int(problem.heads), sequences = int(problem.heads * problem.batch);
+  const int seqlen_q = int(problem.seqlen_q) - plan.zero_rows;
   const int kv_sequences = int(problem.kv_heads * problem.batch);
   const double log2_e = 1.4426950408889634;
   const float scale = problem.softmax_scale, scale_log2 = float(scale * log2_e);
@@ -93,15 +107,14 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
 
   BackwardLaunch launch{};
   attention::BeforeBackwardArguments& before = launch.before;
-  before.d_o = rows_of(plan.d_o.tensor);
-  before.o = rows_of(problem.o);
-  before.lse = problem.lse;
+  before.d_o = rows_of(from_row(plan.d_o.tensor, plan.zero_rows));
+  before.o = rows_of(from_row(problem.o, plan.zero_rows));
+  before.lse = problem.lse == nullptr ? nullptr : problem.lse + plan.zero_rows * problem.lse_stride[2];
   std::copy(problem.lse_stride.begin(), problem.lse_stride.end(), before.lse_stride);
   before.ratio_high = float(ratio);
   before.ratio_low = float(ratio - double(before.ratio_high));
   before.heads = heads;
-  before.sequences = sequences;
-  before.seqlen_q = int(problem.seqlen_q);
+  before.seqlen_q = seqlen_q;
   before.d_v = int(problem.d_v);
   before.blocks = plan.blocks;
   before.layout = layout;
@@ -111,8 +124,8 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   before.turn_count = plan.turn_count;
 
   attention::BackwardArguments& main = launch.main;
-  main.q = tensor_map("Q", plan.q.tensor, config.element, config.tile_q, encode);
-  main.d_o = tensor_map("dO", plan.d_o.tensor, config.element, config.tile_q, encode);
+  main.q = tensor_map("Q", from_row(plan.q.tensor, plan.zero_rows), config.element, config.tile_q, encode);
+  main.d_o = tensor_map("dO", from_row(plan.d_o.tensor, plan.zero_rows), config.element, config.tile_q, encode);
   main.k = tensor_map("K", plan.k.tensor, config.element, config.tile_kv, encode);
   main.v = tensor_map("V", plan.v.tensor, config.element, config.tile_kv, encode);
   main.dk = tensor_map("dK", plan.dk.tensor, config.element, 16, encode);
@@ -123,7 +136,7 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   main.blocks = plan.blocks;
   main.heads = heads;
   main.group = int(problem.group());
-  main.mask = {int(problem.seqlen_q), int(problem.seqlen_k), problem.causal};
+  main.mask = {seqlen_q, int(problem.seqlen_k), problem.causal};
   // Head by head, whose Q, dO and dQ then stay in L2; with a causal mask the last heads together, longest tiles first.
   const int resident = std::max(sm_count - problem.sm_margin, 1);
   const std::int64_t read_bytes =
@@ -137,13 +150,19 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   main.scale = scale;
   main.scale_log2 = scale_log2;
 
-  launch.after = {
-      dq, rows_of(problem.dq), heads, sequences, int(problem.seqlen_q), int(problem.d), plan.blocks, layout, scale};
+  attention::AfterBackwardArguments& after = launch.after;
+  after = {dq, rows_of(problem.dq), heads, plan.zero_rows};
+  after.zero_blocks = (plan.zero_rows + layout.rows - 1) / layout.rows;
+  after.seqlen_q = int(problem.seqlen_q);
+  after.d = int(problem.d);
+  after.blocks = plan.blocks;
+  after.layout = layout;
+  after.scale = scale;
 
   launch.before_ctas = int(std::int64_t(sequences) * plan.blocks * config.tile_q / attention::rows_of_cta);
   const int tiles = plan.key_tiles * kv_sequences;
   launch.main_ctas = problem.sm_margin > 0 ? cta_count(tiles, 1, sm_count, problem.sm_margin) : tiles;
-  launch.after_ctas = sequences * plan.blocks;
+  launch.after_ctas = sequences * (after.zero_blocks + plan.blocks);
   return launch;
 }
 

@@ -17,7 +17,9 @@ namespace fa3::kernels {
 struct BackwardPlan {
   int row = -1;  // of backward_rows
   BackwardConfig config{};
-  int blocks = 0;     // of config.tile_q query rows in a sequence
+  // With a causal mask the first rows may see no key. The kernels leave them out, so that what they hold does not show.
+  int zero_rows = 0;
+  int blocks = 0;     // of config.tile_q of the other query rows in a sequence
   int key_tiles = 0;  // of config.tile_kv keys in a sequence
   StagedTensor d_o, q, k, v, dk, dv;
   std::size_t statistics = 0, dq = 0, turns = 0;  // offsets
