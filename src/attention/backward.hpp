@@ -108,14 +108,7 @@ class BackwardConsumer {
       : shared_(shared), args_(args), warpgroup_(warpgroup), dq_sum_(args, warpgroup) {}
 
   HOPPER_FUNCTION void run() {
-    for (int tile_phase = 0;;) {
-      shared_.k_full.wait(tile_phase);
-      if (hopper::load_shared(shared_.tile.first_key) < 0) return;
-      shared_.v_full.wait(tile_phase);
-      differentiate();
-      tile_phase = hopper::load_shared(shared_.tile.phase) ^ 1;
-      release(shared_.kv_empty);
-    }
+    for_each_tile(shared_, [this] { differentiate(); });
   }
 
  private:

@@ -66,6 +66,11 @@ constexpr DqLayout dq_layout(const BackwardConfig& config) {
   return {config.tile_q, parts, split_rows, split_rows ? config.d : columns / parts};
 }
 
+/// What a lane has of a group.
+struct alignas(16) FourOfDq {
+  float value[4];
+};
+
 /// Counts of a block in a deterministic run: one for each warp that adds to it.
 constexpr int turns_of_block(const DqLayout& layout) { return 4 * layout.parts; }
 

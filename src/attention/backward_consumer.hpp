@@ -10,6 +10,20 @@
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
+/// Calls `work` for every tile of keys of the CTA, when its K and V are there; not the warpgroup of dQ, which reads no
+/// V.
+template <BackwardConfig config, class Work>
+HOPPER_FUNCTION void for_each_tile(BackwardShared<config>& shared, const Work& work) {
+  for (int tile_phase = 0;;) {
+    shared.k_full.wait(tile_phase);
+    if (hopper::load_shared(shared.tile.first_key) < 0) return;
+    shared.v_full.wait(tile_phase);
+    work();
+    tile_phase = hopper::load_shared(shared.tile.phase) ^ 1;
+    release(shared.kv_empty);
+  }
+}
+
 /// What a thread needs of a block's statistics: those of the two query rows that are its columns 8 j + {0, 1}.
 struct Pair {
   float value[2];

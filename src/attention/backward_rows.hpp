@@ -83,12 +83,9 @@ HOPPER_FUNCTION void before_backward(const BeforeBackwardArguments& args) {
     statistics[args.layout.rows] = sum;
   }
 
-  struct alignas(16) Four {
-    float value[4];
-  };
   const int fours = args.layout.block_floats() / args.layout.rows * rows_of_cta / 4;  // of this CTA's rows
-  Four* const dq = reinterpret_cast<Four*>(args.dq) + std::int64_t(hopper::cta()) * fours;
-  for (int i = thread; i < fours; i += row_threads) dq[i] = Four{};
+  FourOfDq* const dq = reinterpret_cast<FourOfDq*>(args.dq) + std::int64_t(hopper::cta()) * fours;
+  for (int i = thread; i < fours; i += row_threads) dq[i] = FourOfDq{};
   if (args.turns != nullptr)
     for (std::int64_t i = std::int64_t(hopper::cta()) * row_threads + thread; i < args.turn_count;
          i += std::int64_t(hopper::cta_count()) * row_threads)
@@ -126,10 +123,7 @@ HOPPER_FUNCTION void after_backward(const AfterBackwardArguments& args) {
     EightFeatures out[2];
     HOPPER_UNROLL
     for (int lane = 0; lane < 4; ++lane) {
-      struct alignas(16) Four {
-        float value[4];
-      };
-      const Four four = *reinterpret_cast<const Four*>(from + 4 * lane);
+      const FourOfDq four = *reinterpret_cast<const FourOfDq*>(from + 4 * lane);
       HOPPER_UNROLL
       for (int r = 0; r < 2; ++r)
         out[r].pair[lane] = hopper::pack2<element>(four.value[2 * r] * args.scale, four.value[2 * r + 1] * args.scale);

@@ -24,10 +24,7 @@ struct KeyTile {
 /// What a warp adds to dQ at a time, in the order of DqLayout.
 template <BackwardConfig config>
 struct DqShare {
-  struct alignas(16) Four {
-    float value[4];
-  };
-  Four four[4 * dq_layout(config).part_columns];
+  FourOfDq four[4 * dq_layout(config).part_columns];
 };
 
 /// The ledger; in wide rows (backward_wide.hpp) "P" stands for the warpgroup that makes P, and so on. A waiter of a

@@ -1,31 +1,18 @@
 // Runs a case through the public API and judges it.
 #pragma once
 
-#include <functional>
-#include <optional>
-
 #include "check/case.hpp"
 #include "check/judge.hpp"
 #include "fa3/fa3.hpp"
+#include "pass_functions.hpp"
 
 namespace fa3::check {
 
-/// What is tested, with the signature of fa3::forward. The tests of this code put faulty ones in its place.
-using ForwardFunction = std::function<Status(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
-                                             const Tensor& o, const std::optional<RowTensor>& lse,
-                                             const ForwardOptions& options, Workspace workspace, fa3_stream stream)>;
-
-/// The same of fa3::backward.
-using BackwardFunction =
-    std::function<Status(const ConstTensor& d_o, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
-                         const ConstTensor& o, const ConstRowTensor& lse, const Tensor& dq, const Tensor& dk,
-                         const Tensor& dv, const BackwardOptions& options, Workspace workspace, fa3_stream stream)>;
-
-/// Makes the data of `case_`, runs it on `device` (cpu or cuda) and judges the result (see judge()). Beyond that it
-/// checks that nothing is written outside the elements of O and LSE (guard zones around them, gaps between their rows),
-/// that the inputs are as before, and that repeats give the same bits. The workspace holds garbage. Throws if the
-/// machine fails (memory, CUDA), not if the case does.
-/// `case_` is of the forward pass.
+/// Makes the data of `case_`, of the forward pass, runs it on `device` (cpu or cuda) and judges the result (see
+/// judge()). Beyond that it checks that nothing is written outside the elements of O and LSE (guard zones around them,
+/// gaps between their rows), that the inputs are as before, and that repeats give the same bits. The workspace holds
+/// garbage. Throws if the machine fails (memory, CUDA), not if the case does. The tests of this code put faulty
+/// functions in place of fa3's.
 Verdict run_case(const Case& case_, Device device, const ForwardFunction& forward);
 
 /// The same for a case of the backward pass: outputs are dQ, dK and dV, and O and LSE are inputs, made by fa3::forward

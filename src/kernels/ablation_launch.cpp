@@ -1,8 +1,7 @@
-#include <array>
-#include <utility>
 
 #include "kernels/ablation_launch.hpp"
 #include "kernels/launch.hpp"
+#include "of_rows.hpp"
 
 namespace fa3::kernels {
 
@@ -13,12 +12,9 @@ namespace {
 
 static_assert(FA3_FORWARD_ROWS == ablation_row_count, "the build read another number of rows from ablation.hpp");
 
-template <int... rows>
-constexpr auto kernels_of(std::integer_sequence<int, rows...>) {
-  return std::array<Kernel (*)(), sizeof...(rows)>{&ablation_kernel_of_row<rows>...};
-}
 Kernel kernel_of_row(int row) {
-  static constexpr auto kernels = kernels_of(std::make_integer_sequence<int, ablation_row_count>());
+  static constexpr auto kernels =
+      of_rows<ablation_row_count>([]<int index>() { return &ablation_kernel_of_row<index>; });
   return kernels[std::size_t(row)]();
 }
 

@@ -2,12 +2,12 @@
 
 #include <cuda_runtime_api.h>
 
-#include <array>
 #include <utility>
 
 #include "kernels/cuda_check.hpp"
 #include "kernels/launch_parts.hpp"
 #include "kernels/tensor_map.hpp"
+#include "of_rows.hpp"
 
 namespace fa3::kernels {
 
@@ -20,12 +20,9 @@ namespace {
 static_assert(FA3_BACKWARD_ROWS == backward_row_count,
               "the build read another number of rows from backward_configs.hpp");
 
-template <int... rows>
-constexpr auto kernels_of(std::integer_sequence<int, rows...>) {
-  return std::array<Kernel (*)(), sizeof...(rows)>{&backward_kernel_of_row<rows>...};
-}
 Kernel kernel_of_row(int row) {
-  static constexpr auto kernels = kernels_of(std::make_integer_sequence<int, backward_row_count>());
+  static constexpr auto kernels =
+      of_rows<backward_row_count>([]<int index>() { return &backward_kernel_of_row<index>; });
   return kernels[std::size_t(row)]();
 }
 

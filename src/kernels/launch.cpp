@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <array>
 #include <map>
 #include <mutex>
 #include <string>
@@ -18,6 +17,7 @@
 #include "kernels/plan.hpp"
 #include "kernels/strided_copy.hpp"
 #include "kernels/tensor_map.hpp"
+#include "of_rows.hpp"
 
 namespace fa3::kernels {
 namespace {
@@ -33,13 +33,9 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
-template <int... rows>
-constexpr auto kernels_of(std::integer_sequence<int, rows...>) {
-  return std::array<Kernel (*)(), sizeof...(rows)>{&forward_kernel_of_row<rows>...};
-}
 Kernel kernel_of_row(int row) {
-  static constexpr auto kernels = kernels_of(std::make_integer_sequence<int, forward_row_count>());
-  return kernels[row]();
+  static constexpr auto kernels = of_rows<forward_row_count>([]<int index>() { return &forward_kernel_of_row<index>; });
+  return kernels[std::size_t(row)]();
 }
 
 /// Loads all kernels; the number of SMs.

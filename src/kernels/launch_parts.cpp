@@ -1,8 +1,8 @@
 #include "kernels/launch_parts.hpp"
 
 #include <cuda_runtime_api.h>
-#include <algorithm>
 
+#include <algorithm>
 #include <string>
 
 #include "error.hpp"

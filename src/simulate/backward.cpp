@@ -1,22 +1,17 @@
 #include "simulate/backward.hpp"
 
-#include <array>
-#include <utility>
-
 #include "attention/backward_rows.hpp"
 #include "hopper/sim/tensor_map.hpp"
+#include "of_rows.hpp"
 #include "simulate/on_simulator.hpp"
 #include "simulate/workspace.hpp"
 
 namespace fa3::simulator {
 namespace {
 
-template <int... rows>
-constexpr auto runners_of(std::integer_sequence<int, rows...>) {
-  return std::array<BackwardRowRunner (*)(), sizeof...(rows)>{&backward_runner_of_row<rows>...};
-}
 BackwardRowRunner runner(int row) {
-  static constexpr auto runners = runners_of(std::make_integer_sequence<int, kernels::backward_row_count>());
+  static constexpr auto runners =
+      of_rows<kernels::backward_row_count>([]<int index>() { return &backward_runner_of_row<index>; });
   return runners[std::size_t(row)]();
 }
 

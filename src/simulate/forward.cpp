@@ -1,12 +1,11 @@
 #include "simulate/forward.hpp"
 
 #include <algorithm>
-#include <array>
-#include <utility>
 
 #include "hopper/sim/tensor_map.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/plan.hpp"
+#include "of_rows.hpp"
 #include "simulate/on_simulator.hpp"
 #include "simulate/row.hpp"
 #include "simulate/workspace.hpp"
@@ -14,12 +13,9 @@
 namespace fa3::simulator {
 namespace {
 
-template <int... rows>
-constexpr auto runners_of(std::integer_sequence<int, rows...>) {
-  return std::array<RowRunner (*)(), sizeof...(rows)>{&runner_of_row<rows>...};
-}
 RowRunner runner(int row) {
-  static constexpr auto runners = runners_of(std::make_integer_sequence<int, kernels::forward_row_count>());
+  static constexpr auto runners =
+      of_rows<kernels::forward_row_count>([]<int index>() { return &runner_of_row<index>; });
   return runners[std::size_t(row)]();
 }
 

@@ -3,27 +3,16 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 #include <utility>
 
 #include "api/checks.hpp"
 #include "error.hpp"
 #include "fa3/fa3.hpp"
 #include "hopper/sim/machine.hpp"
+#include "pass_functions.hpp"
 #include "problem.hpp"
 
 namespace fa3::simulator {
-
-/// With the signature of fa3::forward.
-using ForwardFunction = std::function<Status(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
-                                             const Tensor& o, const std::optional<RowTensor>& lse,
-                                             const ForwardOptions& options, Workspace workspace, fa3_stream stream)>;
-
-/// With that of fa3::backward.
-using BackwardFunction =
-    std::function<Status(const ConstTensor& d_o, const ConstTensor& q, const ConstTensor& k, const ConstTensor& v,
-                         const ConstTensor& o, const ConstRowTensor& lse, const Tensor& dq, const Tensor& dk,
-                         const Tensor& dv, const BackwardOptions& options, Workspace workspace, fa3_stream stream)>;
 
 /// The status of `work`, which throws an Error or a Failure if it fails.
 template <class Work>

@@ -16,16 +16,23 @@ What stands under a product, that is, between the issue of a group and the wait 
 Usage: check_backward_overlap.py OBJECT... --table HEADER [--cuobjdump PATH]
 """
 
-import argparse
-import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import audit_sass
 from audit_sass import Function, Instruction
-from check_overlap import ROW, is_exponential, natural_loops, pending, shortest_way
+from check_overlap import (
+    ROW,
+    format_table,
+    is_exponential,
+    judge_objects,
+    natural_loops,
+    parser_of,
+    pending,
+    report,
+    shortest_way,
+)
 
 COUNTED = ("EX2", "STSM", "REDG")
 
@@ -170,39 +177,16 @@ def table(rows: list[Row]) -> str:
         for loop in row.loops:
             lines.append((row.name, loop.kind, loop.instructions, loop.wgmmas, loop.groups,
                           *(f"{loop.count[name]} ({loop.under[name]})" for name in COUNTED)))  # fmt: skip
-    widths = [max(len(str(line[i])) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(f"{cell:<{w}}" if i < 2 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(line, widths)))
-        for line in lines
-    )
-
-
-def row_of(path: str) -> str:
-    return Path(path).name.removeprefix("backward_").partition(".")[0]
+    return format_table(lines)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("objects", nargs="+", metavar="OBJECT")
-    parser.add_argument("--table", required=True, metavar="HEADER")
-    parser.add_argument("--cuobjdump", default="cuobjdump")
-    arguments = parser.parse_args()
-    tool = audit_sass.find_disassembler(arguments.cuobjdump)
-    if tool is None:
+    arguments = parser_of(__doc__).parse_args()
+    if audit_sass.find_disassembler(arguments.cuobjdump) is None:
         return audit_sass.SKIPPED
-    configs = configs_of_table(Path(arguments.table).read_text())
-    objects = {row_of(path): path for path in arguments.objects}
-    if not configs or configs.keys() != objects.keys():
-        sys.exit(f"error: {arguments.table} has the rows {sorted(configs)}, the objects are those of {sorted(objects)}")
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        listings = pool.map(lambda name: audit_sass.disassemble(tool, objects[name]), configs)
-        rows = [judge(name, functions, configs[name]) for name, functions in zip(configs, listings)]
+    rows = judge_objects(arguments, "backward_", configs_of_table(Path(arguments.table).read_text()), judge)
     print(table(rows))
-    findings = [f"{row.name}: {finding}" for row in rows for finding in row.findings]
-    for finding in findings:
-        print(f"error: {finding}", file=sys.stderr)
-    print(f"{len(rows)} rows, {len(findings)} findings")
-    return 1 if findings else 0
+    return report(rows)
 
 
 if __name__ == "__main__":

@@ -349,51 +349,67 @@ def table(rows: list[Row]) -> str:
             lines.append((row.name, loop.kind, len(loop.common), products, loop.exponentials, loop.under_pv,
                           loop.count("FFMA"), loop.count("FADD"), loop.count("FMNMX"), loop.count("F2FP"),
                           sum(map(is_uniform, loop.common)), loop.rare))  # fmt: skip
-    widths = [max(len(str(line[i])) for line in lines) for i in range(len(HEADINGS))]
+    return format_table(lines)
+
+
+def format_table(lines: list[tuple]) -> str:
+    """Columns of words on the left of two, of numbers after that."""
+    widths = [max(len(str(line[i])) for line in lines) for i in range(len(lines[0]))]
     return "\n".join(
         "  ".join(f"{cell:<{w}}" if i < 2 else f"{cell:>{w}}" for i, (cell, w) in enumerate(zip(line, widths)))
         for line in lines
     )
 
 
-def row_of(path: str) -> str:
-    return Path(path).name.removeprefix("forward_").partition(".")[0]
+def parser_of(doc: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("objects", nargs="+", metavar="OBJECT")
+    parser.add_argument("--table", required=True, metavar="HEADER")
+    parser.add_argument("--cuobjdump", default="cuobjdump")
+    return parser
+
+
+def judge_objects(arguments: argparse.Namespace, prefix: str, wanted: dict, judge) -> list:
+    """judge(name, functions, what is wanted of it) of every row; `wanted` is by row, the objects are `prefix` + row."""
+    objects = {Path(path).name.removeprefix(prefix).partition(".")[0]: path for path in arguments.objects}
+    if not wanted or wanted.keys() != objects.keys():
+        sys.exit(f"error: {arguments.table} has the rows {sorted(wanted)}, the objects are those of {sorted(objects)}")
+    tool = audit_sass.find_disassembler(arguments.cuobjdump)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        listings = pool.map(lambda name: audit_sass.disassemble(tool, objects[name]), wanted)
+        return [judge(name, functions, wanted[name]) for name, functions in zip(wanted, listings)]
+
+
+def report(rows: list) -> int:
+    """Prints the rows' findings; the exit code."""
+    findings = [f"{row.name}: {finding}" for row in rows for finding in row.findings]
+    for finding in findings:
+        print(f"error: {finding}", file=sys.stderr)
+    print(f"{len(rows)} rows, {len(findings)} findings")
+    return 1 if findings else 0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("objects", nargs="+", metavar="OBJECT")
-    parser.add_argument("--table", required=True, metavar="HEADER")
+    parser = parser_of(__doc__)
     parser.add_argument("--without", action="append", default=[], metavar="ROW:CLAIM")
-    parser.add_argument("--cuobjdump", default="cuobjdump")
     arguments = parser.parse_args()
-    tool = audit_sass.find_disassembler(arguments.cuobjdump)
-    if tool is None:
+    if audit_sass.find_disassembler(arguments.cuobjdump) is None:
         return audit_sass.SKIPPED
 
     claims = claims_of_table(Path(arguments.table).read_text())
-    objects = {row_of(path): path for path in arguments.objects}
-    if not claims or claims.keys() != objects.keys():
-        sys.exit(f"error: {arguments.table} has the rows {sorted(claims)}, the objects are those of {sorted(objects)}")
     for exception in arguments.without:
         name, _, claim = exception.partition(":")
         if claim not in claims.get(name, ()):
             sys.exit(f"error: --without {exception}: there is no such row, or it does not claim that")
         claims[name].remove(claim)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        listings = pool.map(lambda name: audit_sass.disassemble(tool, objects[name]), claims)
-        rows = [judge(name, functions, claims[name]) for name, functions in zip(claims, listings)]
+    rows = judge_objects(arguments, "forward_", claims, judge)
     print(table(rows))
     print(
         "of one trip on the common path; under PV: EX2 before the wait that retires P V; uniform: on the uniform datapath,\n"
         "or a move to it; rare: instructions of the loop behind a vote that carries"
     )
-    findings = [f"{row.name}: {finding}" for row in rows for finding in row.findings]
-    for finding in findings:
-        print(f"error: {finding}", file=sys.stderr)
-    print(f"{len(rows)} rows, {len(findings)} findings")
-    return 1 if findings else 0
+    return report(rows)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 // As mutant_main.cpp, for a row of kernels::backward_rows. Rows that are deterministic run a second time with the CTAs
 // in the opposite order, where a tile must find that it waits for ever. usage: mutant CASE.
-#include <cmath>
 #include <iostream>
 #include <stdexcept>
 #include <string>
 
-#include "gradients.hpp"
+#include "check/case.hpp"
+#include "check/run.hpp"
 #include "simulate/backward.hpp"
+#include "simulate/on_simulator.hpp"
 
 namespace {
 
@@ -14,13 +15,13 @@ using namespace fa3;
 
 constexpr attention::BackwardConfig config = kernels::backward_rows[FA3_MUTANT_ROW].config;
 
-test::GradientCase case_named(const std::string& name) {
-  test::GradientCase c;
+check::Case case_named(const std::string& name) {
+  check::Case c;
+  c.name = name;
+  c.backward = true;
   c.dtype = config.element == hopper::Element::f16 ? FA3_F16 : FA3_BF16;
   c.d = config.d;
   c.d_v = config.d_v;
-  c.deterministic = config.deterministic;
-  c.softmax_scale = float(1 / std::sqrt(double(c.d)));
   if (name == "full") {  // two query heads of one key head, blocks enough to go round the rings twice, ragged ends
     c.heads = 2;
     c.seqlen_q = 4 * config.tile_q + 5;
@@ -46,25 +47,20 @@ void run_cta(const attention::BackwardArguments& args, const simulator::Options&
   simulator::run_backward_cta<config>(args, options, backwards ? count - 1 - index : index, count, counters, events);
 }
 
+template <bool backwards>
+check::Verdict run(const check::Case& c, const simulator::Options& options) {
+  return check::run_backward_case(c, Device::cpu, simulator::backward_on_simulator([&](BackwardProblem problem) {
+                                    problem.deterministic = config.deterministic;
+                                    simulator::backward_with(&run_cta<backwards>,
+                                                             kernels::plan_backward(problem, FA3_MUTANT_ROW), problem,
+                                                             options, 3);
+                                  }));
+}
+
 /// "" or what somebody noticed.
-std::string run(test::GradientProblem& problem, const simulator::Options& options) {
-  const auto with = [&](simulator::BackwardRowRunner runner) {
-    problem.clear_gradients();
-    simulator::backward_with(runner, kernels::plan_backward(problem.problem, FA3_MUTANT_ROW), problem.problem, options,
-                             3);
-  };
-  try {
-    with(&run_cta<false>);
-  } catch (const simulator::Failure& failure) {
-    return failure.what();
-  }
-  if (std::string wrong = problem.judge(); !wrong.empty()) return wrong;
-  if (!config.deterministic) return "";
-  try {
-    with(&run_cta<true>);
-  } catch (const simulator::Failure&) {
-    return "";
-  }
+std::string notice(const check::Case& c, const simulator::Options& options) {
+  if (const check::Verdict verdict = run<false>(c, options); !verdict.passed) return verdict.message;
+  if (!config.deterministic || !run<true>(c, options).passed) return "";
   return "the order of the additions to dQ is left to chance: tiles of later keys do not wait for earlier ones";
 }
 
@@ -75,14 +71,14 @@ int main(int argc, char** argv) {
     std::cerr << "usage: mutant CASE\n";
     return 2;
   }
-  test::GradientProblem problem(case_named(argv[1]), 1);
+  const check::Case c = case_named(argv[1]);
   bool noticed = false;
   for (const auto& [completion, seeds] : {std::pair{simulator::Completion::eager, 1},
                                           {simulator::Completion::lazy, 1},
                                           {simulator::Completion::random, 5}}) {
     std::string message;
     for (int seed = 1; seed <= seeds && message.empty(); ++seed)
-      message = run(problem, {completion, std::uint64_t(seed), false});
+      message = notice(c, {completion, std::uint64_t(seed), false});
     std::cout << simulator::name(completion) << ": " << (message.empty() ? "passed" : "caught: " + message) << "\n";
     noticed |= !message.empty();
   }
