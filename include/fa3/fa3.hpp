@@ -41,7 +41,7 @@ struct BackwardOptions {
   bool causal = false;                 ///< as in the forward pass
   std::optional<float> softmax_scale;  ///< default 1 / sqrt(d)
   bool deterministic = false;          ///< the same bits in every run; on cpu always so
-  int sm_margin = 0;  ///< SMs the main kernel leaves to others; ignored on cpu, on cuda 0 if deterministic
+  int sm_margin = 0;                   ///< SMs the main kernel leaves to others; ignored on cpu
 };
 
 /// Device memory for intermediate results, 256-byte aligned; not used on the cpu device.

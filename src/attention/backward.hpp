@@ -1,18 +1,20 @@
 // The backward pass: FlashAttention-3, appendix B.1. Marks in brackets are the steps of docs/algorithm.md, "The
 // backward pass".
 //
-// One CTA owns B_c keys of one key/value head and keeps their dK and dV in registers, while it visits, for every query
+// A tile is B_c keys of one key/value head. A CTA keeps their dK and dV in registers, while it visits, for every query
 // head of the group, the blocks of B_r query rows that see them. All scores are transposed: a warpgroup owns 64 keys,
 // so P^T and dS^T of its keys are A operands in its registers of dV and dK. dS also goes to shared memory, where all
-// warpgroups find all of it for dQ = dS K, of which each computes a part and adds it to f32 numbers in global memory.
-// That happens one block late: nobody waits for the dS of the other warpgroup, and the two need not run in step.
-// Rows for more than 128 features have other consumers: backward_wide.hpp.
+// warpgroups find all of it for dQ = dS K, of which each computes a part. That happens one block late: nobody waits for
+// the dS of the other warpgroup, and the two need not run in step. An adder, a thread of its own for each warpgroup,
+// adds the part to f32 numbers in global memory. Rows for more than 128 features have other consumers:
+// backward_wide.hpp.
 //
 // Inside a warpgroup, block j, whose S is in flight:
 //
 //   GEMMs       [dP(j) = V dO^T     ][dV += P dO                    ][dK += dS Q][dQ(j-1) = dS K][S(j+1) = K Q^T ]
-//   registers   [P = exp2(S - LSE)  ][dS = P * (dP - D)][dS to shared]                           [dQ(j-1) to be added ]
-//   releases                                                          dO(j)       Q(j)            dS(j-1)
+//   registers   [P = exp2(S - LSE)  ][dS = P * (dP - D)][dS to shared]                           [dQ(j-1) to shared  ]
+//   releases                                                          dO(j)       Q(j)            dS(j), dQ(j-1) there
+//   adder                                                                      [dQ(j-2) to global                    ]
 //
 // With blocks of 128 rows (d = 64) P and dS at a time would be too many registers: dV is issued after dS.
 #pragma once
@@ -51,51 +53,126 @@ HOPPER_FUNCTION auto key_tile(const BackwardArguments& args, int item) {
 // Producer: one thread.
 
 template <BackwardConfig config>
-HOPPER_FUNCTION void produce(BackwardShared<config>& shared, const BackwardArguments& args) {
-  Cursor<config.stages> at;
-  int tile_phase = 0;
-  bool statistics_ready = false;
-  for (int item = hopper::cta();; item += hopper::cta_count(), tile_phase ^= 1) {
-    const bool stop = item >= args.order.count();
-    auto tile = key_tile<config>(args, stop ? 0 : item);
-    if (stop) tile.first_key = -1;
-    tile.phase = tile_phase;
-    shared.kv_empty.wait(tile_phase ^ 1);
-    hopper::store_shared(shared.tile, tile);
-    if (stop) {
-      shared.k_full.arrive();
-      break;
-    }
-    const Interval blocks = tile.blocks;
-    // [B2] Load K and V of the tile, V behind the first Q.
-    shared.k_full.arrive_expect_bytes(sizeof(shared.k));
-    hopper::load_tile(shared.k, args.k, {0, tile.first_key, tile.kv_head, tile.batch}, shared.k_full);
-    const auto load_v = [&] {
-      shared.v_full.arrive_expect_bytes(sizeof(shared.v));
-      hopper::load_tile(shared.v, args.v, {0, tile.first_key, tile.kv_head, tile.batch}, shared.v_full);
-    };
-    if (blocks.first == blocks.end) load_v();
-    for (int head = tile.kv_head * args.group; head < (tile.kv_head + 1) * args.group; ++head) {
-      const float* const statistics =
-          args.statistics + (std::int64_t(tile.batch) * args.heads + head) * args.blocks * (2 * config.tile_q);
-      // [B3] Load Q with its rows' statistics, and dO, through the rings.
-      for (int block = blocks.end - 1; block >= blocks.first; --block, ++at) {
-        const int row = block * config.tile_q;
-        shared.q_empty[at.stage].wait(at.phase ^ 1);
-        shared.q_full[at.stage].arrive_expect_bytes(sizeof(shared.q[0]) + sizeof(shared.statistics[0]));
-        hopper::load_tile(shared.q[at.stage], args.q, {0, row, head, tile.batch}, shared.q_full[at.stage]);
-        if (head == tile.kv_head * args.group && block == blocks.end - 1) load_v();
-        if (!statistics_ready) hopper::wait_for_previous_grid();  // which wrote them, and zeros to dQ
-        statistics_ready = true;
-        hopper::load_bytes(&shared.statistics[at.stage], statistics + std::int64_t(block) * (2 * config.tile_q),
-                           sizeof(shared.statistics[0]), shared.q_full[at.stage]);
-        shared.d_o_empty[at.stage].wait(at.phase ^ 1);
-        shared.d_o_full[at.stage].arrive_expect_bytes(sizeof(shared.d_o[0]));
-        hopper::load_tile(shared.d_o[at.stage], args.d_o, {0, row, head, tile.batch}, shared.d_o_full[at.stage]);
-      }
-    }
+class BackwardProducer {
+ public:
+  HOPPER_FUNCTION BackwardProducer(BackwardShared<config>& shared, const BackwardArguments& args)
+      : shared_(shared), args_(args) {}
+
+  HOPPER_FUNCTION void run() {
+    int item = config.deterministic && args_.next_item != nullptr ? ask(0) : hopper::cta();
+    while (item < args_.order.count()) item = load(key_tile<config>(args_, item));
+    shared_.kv_empty.wait(tile_phase_ ^ 1);
+    hopper::store_shared(shared_.tile.first_key, -1);
+    shared_.k_full.arrive();
+    wait_for_statistics();
+    hopper::let_next_grid_start();  // as the SMs become free
   }
-  if (!statistics_ready) hopper::wait_for_previous_grid();
+
+ private:
+  // How many blocks Q is ahead of dO.
+  static constexpr int ahead = config.q_stages() - config.stages;
+
+  /// Returns the item after this one. Asked for at the end, a few blocks before the consumers have done: a CTA that
+  /// asked earlier would keep an item waiting which another could have begun.
+  HOPPER_FUNCTION int load(auto tile) {
+    Visit q = Visit::first(tile.blocks, args_.group), d_o = q;
+    const int visits = (tile.blocks.end - tile.blocks.first) * args_.group;
+    int next_q = 0;
+    const auto load_next_q = [&] {
+      if (next_q++ >= visits) return;
+      load_q(tile, q);
+      q.to_next(tile.blocks);
+    };
+    const bool first = !statistics_ready_;  // K and V need not wait for the grid before this one
+    if (first) load_kv(tile);
+    for (int i = 0; i < ahead; ++i) load_next_q();
+    load_next_q();
+    if (visits > 0) load_d_o(tile, d_o);
+    if (!first) load_kv(tile);
+    for (int i = 1; i < visits; ++i) {
+      load_next_q();
+      d_o.to_next(tile.blocks);
+      load_d_o(tile, d_o);
+    }
+    return ask(config.deterministic ? 0 : hopper::cta_count());
+  }
+
+  /// The next item that no CTA has taken; the first `given` were not asked for.
+  HOPPER_FUNCTION int ask(int given) {
+    if (args_.next_item == nullptr) return args_.order.count();
+    wait_for_statistics();  // and the counter
+    return given + int(hopper::atomic_add(args_.next_item, 1u));
+  }
+  /// They, the counter and the zeros in dQ are the work of the grid before this one.
+  HOPPER_FUNCTION void wait_for_statistics() {
+    if (!statistics_ready_) hopper::wait_for_previous_grid();
+    statistics_ready_ = true;
+  }
+
+  /// [B2] Load K and V of the tile, once those of the tile before are not read any more.
+  HOPPER_FUNCTION void load_kv(auto& tile) {
+    shared_.kv_empty.wait(tile_phase_ ^ 1);
+    tile.phase = tile_phase_;
+    tile_phase_ ^= 1;
+    hopper::store_shared(shared_.tile, tile);
+    shared_.k_full.arrive_expect_bytes(sizeof(shared_.k));
+    hopper::load_tile(shared_.k, args_.k, {0, tile.first_key, tile.kv_head, tile.batch}, shared_.k_full);
+    shared_.v_full.arrive_expect_bytes(sizeof(shared_.v));
+    hopper::load_tile(shared_.v, args_.v, {0, tile.first_key, tile.kv_head, tile.batch}, shared_.v_full);
+  }
+
+  HOPPER_FUNCTION int head_of(const auto& tile, Visit visit) const {
+    return (tile.kv_head + 1) * args_.group - visit.heads;
+  }
+  /// [B3] Load Q with its rows' statistics, and dO, through the rings.
+  HOPPER_FUNCTION void load_q(const auto& tile, Visit visit) {
+    const int stage = q_.stage, head = head_of(tile, visit);
+    shared_.q_empty[stage].wait(q_.phase ^ 1);
+    shared_.q_full[stage].arrive_expect_bytes(sizeof(shared_.q[0]) + sizeof(shared_.statistics[0]));
+    hopper::load_tile(shared_.q[stage], args_.q, {0, visit.block * config.tile_q, head, tile.batch},
+                      shared_.q_full[stage]);
+    wait_for_statistics();
+    const std::int64_t block = (std::int64_t(tile.batch) * args_.heads + head) * args_.blocks + visit.block;
+    hopper::load_bytes(&shared_.statistics[stage], args_.statistics + block * (2 * config.tile_q),
+                       sizeof(shared_.statistics[0]), shared_.q_full[stage]);
+    ++q_;
+  }
+  HOPPER_FUNCTION void load_d_o(const auto& tile, Visit visit) {
+    const int stage = d_o_.stage;
+    shared_.d_o_empty[stage].wait(d_o_.phase ^ 1);
+    shared_.d_o_full[stage].arrive_expect_bytes(sizeof(shared_.d_o[0]));
+    hopper::load_tile(shared_.d_o[stage], args_.d_o, {0, visit.block * config.tile_q, head_of(tile, visit), tile.batch},
+                      shared_.d_o_full[stage]);
+    ++d_o_;
+  }
+
+  BackwardShared<config>& shared_;
+  const BackwardArguments& args_;
+  Cursor<config.q_stages()> q_;
+  Cursor<config.d_o_stages()> d_o_;
+  int tile_phase_ = 0;
+  bool statistics_ready_ = false;
+};
+
+// --------------------------------------------------------------------------------------------------------------------
+// Adders: one thread for each consumer warpgroup, which adds what that leaves of dQ. So consumers wait neither for the
+// addition nor, in a deterministic run, for its turn.
+
+template <BackwardConfig config>
+HOPPER_FUNCTION void add_dq(BackwardShared<config>& shared, const BackwardArguments& args, int part) {
+  int phase = 0;
+  for_each_visit(shared, args, part, [&](const DqSum<config>& sum, Visit visit) {
+    shared.dq_full[part].wait(phase);
+    phase ^= 1;
+    hopper::fence_async_shared();
+    sum.take_turn(visit);
+    hopper::add_floats(sum.place(visit), shared.dq[part].four[0].value, sizeof(shared.dq[part]));
+    hopper::store_commit();
+    hopper::store_wait_read<0>();
+    shared.dq_empty[part].arrive();
+    if constexpr (config.deterministic) hopper::store_wait<0>();
+    sum.pass_turn(visit);
+  });
 }
 
 // --------------------------------------------------------------------------------------------------------------------
@@ -105,10 +182,14 @@ template <BackwardConfig config>
 class BackwardConsumer {
  public:
   HOPPER_FUNCTION BackwardConsumer(BackwardShared<config>& shared, const BackwardArguments& args, int warpgroup)
-      : shared_(shared), args_(args), warpgroup_(warpgroup), dq_sum_(args, warpgroup) {}
+      : shared_(shared), args_(args), warpgroup_(warpgroup) {}
 
   HOPPER_FUNCTION void run() {
-    for_each_tile(shared_, [this] { differentiate(); });
+    for (int tile_phase = 0;;) {
+      shared_.k_full.wait(tile_phase);
+      if (hopper::load_shared(shared_.tile.first_key) < 0) return;
+      tile_phase = differentiate();
+    }
   }
 
  private:
@@ -121,25 +202,35 @@ class BackwardConsumer {
   using Dq = hopper::Accumulator<layout.part_columns>;  // 64 rows x this warpgroup's columns
   using At = Cursor<config.stages>;
 
-  /// The warp's first key in the tile. Not kept: accumulators need the register.
-  HOPPER_FUNCTION int warp_key() const { return 64 * hopper::recompute(warpgroup_) + 16 * hopper::warp_of_warpgroup(); }
+  /// This thread's warp. Not kept, as the warpgroup is not where it can be helped: accumulators need the registers.
+  HOPPER_FUNCTION static int warp() { return hopper::thread_of_warpgroup() / hopper::warp_threads; }
+  HOPPER_FUNCTION int warpgroup() const { return hopper::recompute(warpgroup_); }
+  /// The warp's first key in the tile.
+  HOPPER_FUNCTION int warp_key() const { return 64 * warpgroup() + 16 * warp(); }
 
-  // Whether dV += P^T dO is issued as soon as P is there, under the dP of its block. dS then multiplies the P of 16
-  // bits, which in f16 is 2^10 times as large for it, so that weights down to 2^-24 are normal numbers.
-  static constexpr bool dv_early = config.tile_q == 64;
-  static constexpr float log2_p_size = dv_early && element == hopper::Element::f16 ? 10.0f : 0.0f;
-  static constexpr float inverse_p_size = dv_early && element == hopper::Element::f16 ? 0x1p-10f : 1.0f;
+  // Whether dV += P^T dO is issued as soon as P is there, under the dP of its block.
+  static constexpr bool dv_early = config.multiplies_p16();
+  static constexpr float inverse_p_size = config.inverse_p_size();
 
-  HOPPER_FUNCTION void differentiate() {
+  /// Returns the phase in which the next tile comes.
+  HOPPER_FUNCTION int differentiate() {
     Dk dk{};
     Dv dv{};
-    const Interval blocks = hopper::load_shared(shared_.tile.blocks);
-    if (blocks.first < blocks.end) {
-      Visit visit = Visit::first(blocks, args_.group);
+    {
+      const auto tile = hopper::load_shared(shared_.tile);
+      const Interval whole = hopper::load_shared(shared_.tile.whole[warpgroup()]);
+      blocks_ = {hopper::in_uniform_register(tile.blocks.first), hopper::in_uniform_register(tile.blocks.end)};
+      whole_ = {hopper::in_uniform_register(whole.first), hopper::in_uniform_register(whole.end)};
+    }
+    if (blocks_.first < blocks_.end) {
+      Visit visit = Visit::first(blocks_, args_.group);
       S s, dp;
       P p;
       issue_s(s);
-      begin(visit, s, dp, p, dv);
+      shared_.v_full.wait(hopper::load_shared(shared_.tile.phase));
+      shared_.d_o_full[at_.stage].wait(at_.phase);
+      issue_dp(dp);
+      weigh(visit, s, dp, p, dv, rows_of_s());
       if (is_last(visit)) {
         step<true, true>(visit, s, dp, p, dk, dv);
       } else {
@@ -149,45 +240,69 @@ class BackwardConsumer {
         step<false, true>(visit, s, dp, p, dk, dv);
       }
       last_dq();
-      scale_all(dv, inverse_p_size);
-      store_dv(dv);
-      // dK goes over K, which the other warpgroups' dQ read.
-      shared_.ds_empty[before(at_).stage].wait(before(at_).phase);
+      // dV and dK take the way of dQ: the last of that has been read.
     } else {
-      store_dv(dv);
+      shared_.v_full.wait(hopper::load_shared(shared_.tile.phase));
     }
-    store_dk(dk);
+    const auto tile = hopper::load_shared(shared_.tile);
+    release(shared_.kv_empty);
+    if (blocks_.first < blocks_.end) shared_.dq_empty[warpgroup()].wait(before(at_).stage % 2);
+    scale_all(dv, inverse_p_size);
+    store(dv, args_.dv, tile);
+    scale_all(dk, args_.scale);
+    store(dk, args_.dk, tile);
+    return tile.phase ^ 1;
   }
 
-  HOPPER_FUNCTION bool is_last(Visit visit) const {
-    return visit.heads == 1 && visit.block == hopper::load_shared(shared_.tile.blocks).first;
-  }
+  HOPPER_FUNCTION bool is_last(Visit visit) const { return visit.heads == 1 && visit.block == blocks_.first; }
 
   /// [B4] S = K Q^T.
   HOPPER_FUNCTION void issue_s(S& s) {
     shared_.q_full[at_.stage].wait(at_.phase);
-    hopper::issue_abt<element>(s, shared_.k, 64 * hopper::recompute(warpgroup_), shared_.q[at_.stage]);
+    hopper::issue_abt<element, hopper::Descriptors::uniform>(s, shared_.k, 64 * warpgroup(), shared_.q[at_.stage]);
+    hopper::wgmma_commit();
+  }
+  /// dP = V dO^T.
+  HOPPER_FUNCTION void issue_dp(S& dp) {
+    hopper::issue_abt<element, hopper::Descriptors::uniform>(dp, shared_.v, 64 * warpgroup(), shared_.d_o[at_.stage]);
     hopper::wgmma_commit();
   }
 
-  /// What comes first in a block, whose S is in flight: dP = V dO^T and, meanwhile, P.
-  HOPPER_FUNCTION void begin(Visit visit, S& s, S& dp, P& p, Dv& dv) {
-    const int stage = at_.stage;
-    shared_.d_o_full[stage].wait(at_.phase);
-    hopper::issue_abt<element>(dp, shared_.v, 64 * hopper::recompute(warpgroup_), shared_.d_o[stage]);
-    hopper::wgmma_commit();
+  // Statistics are read ahead where registers allow it: beside the operands of products that takes long.
+  struct ReadLater {};
+  using Ahead = std::conditional_t<dv_early, OfRows<config.tile_q>, ReadLater>;
+  HOPPER_FUNCTION Ahead read_ahead(const float (&statistics)[config.tile_q]) const {
+    if constexpr (dv_early) return of_rows<config.tile_q>(statistics, 0);
+    return {};
+  }
+  template <int columns>
+  HOPPER_FUNCTION static OfRows<columns> part(const OfRows<columns>& ahead, const auto&, int) {
+    return ahead;
+  }
+  template <int columns>
+  HOPPER_FUNCTION static OfRows<columns> part(ReadLater, const float (&statistics)[config.tile_q], int column) {
+    return of_rows<columns>(statistics, column);
+  }
+  HOPPER_FUNCTION Ahead rows_of_s() const { return read_ahead(shared_.statistics[at_.stage].minus_lse); }
+
+  /// Once S is there, with dP in flight behind it: P. Returns when dP is there.
+  HOPPER_FUNCTION void weigh(Visit visit, S& s, S& dp, P& p, Dv& dv, const Ahead& ahead) {
     hopper::wgmma_wait<1>(s);
     // [B5] P = exp2(S - LSE)
+    constexpr int columns = dv_early ? config.tile_q : 32;
     HOPPER_UNROLL
-    for (int j = 0; j < config.tile_q / 8; ++j) {
-      const Pair minus_lse = pair_of(shared_.statistics[stage].minus_lse, j);
+    for (int column = 0; column < config.tile_q; column += columns) {
+      const OfRows<columns> minus_lse = part<columns>(ahead, shared_.statistics[at_.stage].minus_lse, column);
       HOPPER_UNROLL
-      for (int i = 4 * j; i < 4 * j + 4; ++i)
-        s.value[i] = hopper::exp2(hopper::fma(s.value[i], args_.scale_log2, minus_lse.value[i % 2] + log2_p_size));
+      for (int i = 0; i < columns / 2; ++i) {
+        float& x = s.value[column / 2 + i];
+        x = hopper::exp2(hopper::fma(x, args_.scale_log2, minus_lse.of(i / 4, i % 2)));
+      }
     }
     if constexpr (dv_early) {
       if (is_edge(visit)) hide_from<0, config.tile_q>(visit, s);
       pack<element, 0, config.tile_q>(p, s);
+      d_ = read_ahead(shared_.statistics[at_.stage].minus_d);
       issue_dv(dv, p);
       hopper::wgmma_wait<1>(dp);
     } else {
@@ -197,14 +312,11 @@ class BackwardConsumer {
 
   /// [B6] dV += P^T dO.
   HOPPER_FUNCTION void issue_dv(Dv& dv, const P& p) {
-    hopper::issue_ab<element>(dv, p, shared_.d_o[at_.stage]);
+    hopper::issue_ab<element, hopper::Descriptors::uniform>(dv, p, shared_.d_o[at_.stage]);
     hopper::wgmma_commit();
   }
 
-  HOPPER_FUNCTION bool is_edge(Visit visit) const {
-    const Interval whole = hopper::load_shared(shared_.tile.whole[warpgroup_]);
-    return visit.block < whole.first || visit.block >= whole.end;
-  }
+  HOPPER_FUNCTION bool is_edge(Visit visit) const { return visit.block < whole_.first || visit.block >= whole_.end; }
   template <int begin, int end, class... Accumulators>
   HOPPER_FUNCTION void hide_from(Visit visit, Accumulators&... all) const {
     hide<begin, end>(args_.mask, hopper::load_shared(shared_.tile.first_key) + warp_key() + hopper::lane() / 4,
@@ -214,17 +326,21 @@ class BackwardConsumer {
   /// [B7] dS = P * (dP - D), 0 where masked, of columns [begin, end), in 16 bits.
   template <int begin, int end>
   HOPPER_FUNCTION void derive(Visit visit, S& s, S& dp, P& p, P& ds) const {
+    const OfRows<end - begin> minus_d = part<end - begin>(d_, shared_.statistics[at_.stage].minus_d, begin);
     HOPPER_UNROLL
     for (int j = begin / 8; j < end / 8; ++j) {
-      const Pair d = pair_of(shared_.statistics[at_.stage].d, j);
       HOPPER_UNROLL
       for (int r = 0; r < 2; ++r) {
-        float* const of_p = s.value + 4 * j + 2 * r;
-        if constexpr (dv_early) hopper::unpack2<element>(p.value[2 * j + r], of_p[0], of_p[1]);
+        float of_p[2];
+        if constexpr (dv_early) {
+          hopper::unpack2<element>(p.value[2 * j + r], of_p[0], of_p[1]);
+        } else {
+          of_p[0] = s.value[4 * j + 2 * r], of_p[1] = s.value[4 * j + 2 * r + 1];
+        }
         HOPPER_UNROLL
         for (int e = 0; e < 2; ++e) {
           float& x = dp.value[4 * j + 2 * r + e];
-          x = of_p[e] * hopper::fma(x, inverse_p_size, -inverse_p_size * d.value[e]);
+          x = of_p[e] * hopper::fma(x, inverse_p_size, minus_d.of(j - begin / 8, e));
         }
       }
     }
@@ -239,8 +355,8 @@ class BackwardConsumer {
     pack<element, begin, end>(ds, dp);
   }
 
-  /// One block, whose P and dP are there, and begin() of the next one, to which `visit` goes on. Why so, and not from S
-  /// on: ptxas serialises a loop that reads S while products are in flight and S was issued in the round before.
+  /// One block, whose P and dP are there, and P and dP of the next one, to which `visit` goes on. Why so, and not from
+  /// S on: ptxas serialises a loop that reads S while products are in flight and S was issued in the round before.
   template <bool first, bool last>
   HOPPER_FUNCTION void step(Visit& visit, S& s, S& dp, P& p, Dk& dk, Dv& dv) {
     constexpr int dqs = first ? 0 : 1, next = last ? 0 : 1;  // products
@@ -250,13 +366,13 @@ class BackwardConsumer {
     } else {
       // Why in parts: nvcc 13.0 mixes what stands between two branches, and would run out of registers.
       derive<0, 64>(visit, s, dp, p, ds);
-      derive<64, 96>(visit, s, dp, p, ds);
-      derive<96, 128>(visit, s, dp, p, ds);
+      derive<64, 128>(visit, s, dp, p, ds);
       issue_dv(dv, p);
     }
-    share_ds(ds);
+    if constexpr (!first) await_ds(before(at_));
+    stage_ds(ds);
     // [B8] dK += dS^T Q.
-    hopper::issue_ab<element>(dk, ds, shared_.q[at_.stage]);
+    hopper::issue_ab<element, hopper::Descriptors::uniform>(dk, ds, shared_.q[at_.stage]);
     hopper::wgmma_commit();
     // [B9] dQ of the block before, then S of the next one, under which dQ goes on its way.
     Dq dq;
@@ -265,25 +381,39 @@ class BackwardConsumer {
     release(shared_.d_o_empty[at_.stage]);
     hopper::wgmma_wait<dqs>();
     release(shared_.q_empty[at_.stage]);
+    const At at = at_;
     ++at_;
-    if constexpr (!last) issue_s(s);
+    Ahead ahead{};
+    if constexpr (!last) {
+      issue_s(s);
+      if constexpr (dv_early) {
+        // Before what is stored, behind which it would wait.
+        ahead = rows_of_s();
+        shared_.d_o_full[at_.stage].wait(at_.phase);
+      }
+    }
     if constexpr (!first) {
-      const auto tile = hopper::load_shared(shared_.tile);
-      const Visit of_dq = visit.before(tile.blocks);
-      if (!of_dq.is_first(tile.blocks, args_.group)) dq_sum_.pass_turn(tile, of_dq.before(tile.blocks));
       hopper::wgmma_wait<next>(dq);
-      finish_dq(dq, tile, of_dq, before(before(at_)));
+      stage_dq(dq, before(at));
+    }
+    hopper::warp_sync();
+    if (hopper::lane() == 0) {
+      shared_.ds_full[at.stage].arrive();
+      if constexpr (!first) shared_.dq_full[warpgroup()].arrive();
     }
     if constexpr (last) {
       hopper::wgmma_wait<0>(dk, dv);
     } else {
-      visit.to_next(hopper::load_shared(shared_.tile.blocks));
-      begin(visit, s, dp, p, dv);
+      if constexpr (!dv_early) shared_.d_o_full[at_.stage].wait(at_.phase);
+      issue_dp(dp);
+      visit.to_next(blocks_);
+      weigh(visit, s, dp, p, dv, ahead);
     }
   }
 
-  HOPPER_FUNCTION void share_ds(const P& ds) {
-    shared_.ds_empty[at_.stage].wait(at_.phase ^ 1);
+  /// For dQ later. Nobody reads the buffer any more: before the dS of the block between was there, all had their dQ of
+  /// the block that it held.
+  HOPPER_FUNCTION void stage_ds(const P& ds) {
     const int first_key = warp_key();
     HOPPER_UNROLL
     for (int row = 0; row < config.tile_q; row += 16) {
@@ -291,51 +421,65 @@ class BackwardConsumer {
                                          ds.value[row / 4 + 3]};
       hopper::store_matrix_transposed(shared_.ds[at_.stage], row, first_key, fragment);
     }
+  }
+  /// The readers have the fence, not the writers: it waits for all that the thread has stored.
+  HOPPER_FUNCTION void await_ds(At at) {
+    shared_.ds_full[at.stage].wait(at.phase);
     hopper::fence_async_shared();
-    release(shared_.ds_full[at_.stage]);
   }
 
   /// This warpgroup's part of dQ = dS K.
   HOPPER_FUNCTION void issue_dq(Dq& dq, At at) {
-    shared_.ds_full[at.stage].wait(at.phase);
-    hopper::issue_ab<element>(dq, shared_.ds[at.stage], layout.split_rows ? 64 * warpgroup_ : 0, shared_.k,
-                              layout.split_rows ? 0 : layout.part_columns * warpgroup_);
+    hopper::issue_ab<element>(dq, shared_.ds[at.stage], layout.split_rows ? 64 * warpgroup() : 0, shared_.k,
+                              layout.split_rows ? 0 : layout.part_columns * warpgroup());
     hopper::wgmma_commit();
   }
-  HOPPER_FUNCTION void finish_dq(const Dq& dq, const auto& tile, Visit visit, At at) {
-    release(shared_.ds_empty[at.stage]);
-    dq_sum_.take_turn(tile, visit);
-    dq_sum_.add_staged(tile, visit, dq, shared_.dq[4 * hopper::recompute(warpgroup_) + hopper::warp_of_warpgroup()]);
+  /// Of the warpgroup's part of dQ.
+  HOPPER_FUNCTION FourOfDq* quarter_of_warp() {
+    return shared_.dq[warpgroup()].four + 4 * layout.part_columns * warp();
+  }
+  HOPPER_FUNCTION void stage_dq(const Dq& dq, At at) {
+    static_assert(config.stages % 2 == 0);  // so that a stage's blocks all have the same phase of dq_empty
+    shared_.dq_empty[warpgroup()].wait(at.stage % 2 ^ 1);
+    FourOfDq* const mine = quarter_of_warp() + hopper::lane();
+    HOPPER_UNROLL
+    for (int j = 0; j < layout.part_columns / 8; ++j)
+      hopper::store_shared(mine[32 * j],
+                           {dq.value[4 * j], dq.value[4 * j + 1], dq.value[4 * j + 2], dq.value[4 * j + 3]});
   }
 
   /// [B11] The last block's.
   HOPPER_FUNCTION void last_dq() {
-    const auto tile = hopper::load_shared(shared_.tile);
-    const Visit visit = {tile.blocks.first, 1};
     Dq dq;
+    await_ds(before(at_));
     issue_dq(dq, before(at_));
-    if (!visit.is_first(tile.blocks, args_.group)) dq_sum_.pass_turn(tile, visit.before(tile.blocks));
     hopper::wgmma_wait<0>(dq);
-    finish_dq(dq, tile, visit, before(at_));
-    dq_sum_.pass_turn(tile, visit);
+    stage_dq(dq, before(at_));
+    release(shared_.dq_full[warpgroup()]);
   }
 
-  /// dV and softmax_scale * dK. A warpgroup's rows of V are read by its own dP only.
-  HOPPER_FUNCTION void store_dv(const Dv& dv) { store(shared_.v, dv, args_.dv); }
-  HOPPER_FUNCTION void store_dk(Dk& dk) {
-    scale_all(dk, args_.scale);
-    store(shared_.k, dk, args_.dk);
-    if (hopper::lane() == 0) hopper::store_wait_read<0>();
-  }
-  HOPPER_FUNCTION void store(auto& staged, const auto& gradient, const hopper::TensorMap& map) {
-    store_gradient<element>(staged, warp_key(), 0, gradient, map, hopper::load_shared(shared_.tile));
+  /// [B12] The warp's 16 keys of a gradient, in 16 bits.
+  template <int columns>
+  HOPPER_FUNCTION void store(const hopper::Accumulator<columns>& gradient, const hopper::TensorMap& map,
+                             const auto& tile) {
+    using Staged = hopper::SharedTile<16, columns>;
+    static_assert(sizeof(Staged) <= sizeof(shared_.dq[0]) / 4);
+    auto& staged = *reinterpret_cast<Staged*>(quarter_of_warp());
+    stage_rows<element>(staged, 0, gradient);
+    if (hopper::lane() == 0) {
+      hopper::store_rows(map, {0, tile.first_key + warp_key(), tile.kv_head, tile.batch}, staged, 0);
+      hopper::store_commit();
+      hopper::store_wait_read<0>();
+    }
+    hopper::warp_sync();
   }
 
   BackwardShared<config>& shared_;
   const BackwardArguments& args_;
   const int warpgroup_;
-  At at_;  // Q, dO, dS of this block
-  DqSum<config> dq_sum_;
+  Interval blocks_, whole_;  // of the tile: all, and those that need no mask
+  At at_;                    // Q, dO, dS of this block
+  Ahead d_;
 };
 
 // --------------------------------------------------------------------------------------------------------------------
@@ -357,7 +501,15 @@ HOPPER_FUNCTION void backward(BackwardShared<config>& shared, const BackwardArgu
   hopper::cta_sync();
   if (warpgroup == 0) {
     hopper::release_registers<config.producer_registers()>();
-    if (leader) produce(shared, args);
+    if (leader) BackwardProducer<config>(shared, args).run();
+    const int assistant = hopper::warp_of_warpgroup() - 1;
+    if (assistant >= 0 && assistant < BackwardShared<config>::assistants && hopper::elect_one()) {
+      if constexpr (config.wide()) {
+        assistant == 0 ? take_turns(shared, args) : pass_turns(shared, args);
+      } else {
+        add_dq(shared, args, assistant);
+      }
+    }
   } else if constexpr (!config.wide()) {
     hopper::claim_registers<config.consumer_registers(0)>();
     BackwardConsumer<config>(shared, args, warpgroup - 1).run();

@@ -27,14 +27,17 @@ struct BeforeBackwardArguments {
   std::int64_t lse_stride[3];  // batch, head, row
   // -LSE of the main kernel is (ratio_high + ratio_low) * LSE, rounded once.
   float ratio_high, ratio_low;
+  float log2_p_size, inverse_p_size;  // of BackwardConfig
   int heads;
   int seqlen_q, d_v;
   int blocks;  // of tile_q rows in a sequence
   DqLayout layout;
-  float* statistics;  // written: by sequence and block, tile_q times -LSE in base 2, then tile_q times D
-  float* dq;          // zeroed: DqLayout by sequence and block
-  unsigned* turns;    // zeroed, if not null
-  std::int64_t turn_count;
+  // Written: by sequence and block, tile_q times -LSE in base 2, plus log2_p_size, then tile_q times -D *
+  // inverse_p_size, both in the order of place_of_statistics().
+  float* statistics;
+  float* dq;         // zeroed: DqLayout by sequence and block
+  unsigned* counts;  // zeroed: count_count of them
+  std::int64_t count_count;
 };
 
 struct BackwardArguments {
@@ -42,8 +45,10 @@ struct BackwardArguments {
   hopper::TensorMap q, d_o, k, v, dk, dv;
   const float* statistics;
   float* dq;
-  // Deterministic: who may add to a block of dQ, a count for each warp that adds to it. Null: everybody at once.
+  // Deterministic: how many tiles have added to a block of dQ, for each that adds to it.
   unsigned* turns;
+  // How many items have been asked for; 0 at launch. Null: no item has query rows, and every one its CTA.
+  unsigned* next_item;
   int blocks;  // of tile_q rows in a sequence
   int heads, group;
   Mask mask;

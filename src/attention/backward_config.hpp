@@ -13,7 +13,7 @@ struct BackwardConfig {
   int d_v;      // features of V, O, dO, dV: likewise
   int tile_q;   // B_r: query rows of a block, 64 or 128
   int tile_kv;  // B_c: keys of a CTA; 128: each of two consumer warpgroups has 64 of them; 64: see wide()
-  int stages;   // depth of the rings of Q, dO, dS and P
+  int stages;   // depth of the rings of dS and P, and of Q and dO but for wide rows
   // Tiles add to dQ in the order of their keys, so that every run gives the same bits.
   bool deterministic;
 
@@ -21,6 +21,16 @@ struct BackwardConfig {
 
   /// Whether dK and dV of 64 keys take two warpgroups (backward_wide.hpp). Then a third one has dQ.
   constexpr bool wide() const { return tile_kv == 64; }
+  /// In wide rows S is computed while dK still reads the Q of two blocks before, which leaves one buffer for dO.
+  constexpr int q_stages() const { return wide() ? stages + 1 : stages; }
+  constexpr int d_o_stages() const { return wide() ? 1 : stages; }
+  /// Blocks of 64 rows: dS multiplies the P of 16 bits. In f16 that is kept 2^10 times as large, so that weights down
+  /// to 2^-24 are normal numbers; dV is divided by it at the end.
+  constexpr bool multiplies_p16() const { return tile_q == 64; }
+  constexpr float log2_p_size() const { return multiplies_p16() && element == hopper::Element::f16 ? 10.0f : 0.0f; }
+  constexpr float inverse_p_size() const {
+    return multiplies_p16() && element == hopper::Element::f16 ? 0x1p-10f : 1.0f;
+  }
   /// Groups of 64 keys.
   constexpr int key_groups() const { return tile_kv / 64; }
   constexpr int consumer_warpgroups() const { return wide() ? 3 : key_groups(); }
@@ -56,7 +66,8 @@ struct DqLayout {
   bool split_rows;   // among the parts; else the columns
   int part_columns;  // a multiple of 32
 
-  constexpr int block_floats() const { return parts * part_columns * 64; }
+  constexpr int part_floats() const { return part_columns * 64; }
+  constexpr int block_floats() const { return parts * part_floats(); }
 };
 
 constexpr DqLayout dq_layout(const BackwardConfig& config) {
@@ -71,7 +82,8 @@ struct alignas(16) FourOfDq {
   float value[4];
 };
 
-/// Counts of a block in a deterministic run: one for each warp that adds to it.
-constexpr int turns_of_block(const DqLayout& layout) { return 4 * layout.parts; }
+/// Where the statistic of a block's row stands: of every 16 rows the four that are columns of one thread's accumulator
+/// together, so that a thread reads 16 bytes, and a warp without bank conflicts.
+constexpr int place_of_statistics(int row) { return row / 16 * 16 + row % 8 / 2 * 4 + row / 8 % 2 * 2 + row % 2; }
 
 }  // namespace fa3::attention

@@ -10,27 +10,28 @@
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
-/// Calls `work` for every tile of keys of the CTA, when its K and V are there; not the warpgroup of dQ, which reads no
-/// V.
-template <BackwardConfig config, class Work>
-HOPPER_FUNCTION void for_each_tile(BackwardShared<config>& shared, const Work& work) {
-  for (int tile_phase = 0;;) {
-    shared.k_full.wait(tile_phase);
-    if (hopper::load_shared(shared.tile.first_key) < 0) return;
-    shared.v_full.wait(tile_phase);
-    work();
-    tile_phase = hopper::load_shared(shared.tile.phase) ^ 1;
-    release(shared.kv_empty);
-  }
-}
+/// What a thread needs of a block's statistics: those of the query rows that are its columns, of `columns` columns.
+template <int columns>
+struct OfRows {
+  float value[columns / 16][4];
 
-/// What a thread needs of a block's statistics: those of the two query rows that are its columns 8 j + {0, 1}.
-struct Pair {
-  float value[2];
+  /// Column 8 j + 2 (t % 4) + e, from the first of these.
+  HOPPER_FUNCTION float of(int j, int e) const { return value[j / 2][j % 2 * 2 + e]; }
 };
-template <int rows>
-HOPPER_FUNCTION Pair pair_of(const float (&of_row)[rows], int j) {
-  return hopper::load_shared(*reinterpret_cast<const Pair*>(of_row + 8 * j + 2 * (hopper::lane() % 4)));
+template <int columns, int rows>
+HOPPER_FUNCTION OfRows<columns> of_rows(const float (&statistics)[rows], int first_column) {
+  struct alignas(16) Four {
+    float value[4];
+  };
+  OfRows<columns> all;
+  HOPPER_UNROLL
+  for (int i = 0; i < columns / 16; ++i) {
+    const Four four = hopper::load_shared(
+        *reinterpret_cast<const Four*>(statistics + first_column + 16 * i + 4 * (hopper::lane() % 4)));
+    HOPPER_UNROLL
+    for (int j = 0; j < 4; ++j) all.value[i][j] = four.value[j];
+  }
+  return all;
 }
 
 /// Which rows of a block see the key, of those that are this thread's columns; the block's rows begin at first_row.
@@ -84,110 +85,69 @@ struct Visit {
   int heads;  // left, this one included
 
   HOPPER_FUNCTION static Visit first(Interval blocks, int group) { return {blocks.end - 1, group}; }
-  HOPPER_FUNCTION bool is_first(Interval blocks, int group) const { return block == blocks.end - 1 && heads == group; }
   /// False: there is none.
   HOPPER_FUNCTION bool to_next(Interval blocks) {
     if (block-- > blocks.first) return true;
     block = blocks.end - 1;
     return --heads > 0;
   }
-  HOPPER_FUNCTION Visit before(Interval blocks) const {
-    if (block + 1 < blocks.end) return {block + 1, heads};
-    return {blocks.first, heads + 1};
-  }
 };
 
-/// [B10] Adding a part of dQ to f32 numbers in global memory, to which all tiles add. Deterministic: in the order of
-/// their keys, a warp's share at a time.
+/// [B10] Adding to dQ, f32 numbers in global memory to which all tiles add. Deterministic: in the order of their keys.
 ///
-/// Why that ends: a tile waits for tiles with earlier keys of its head, which have lower items, and every item has a
-/// CTA of its own (so no sm_margin), which start in the order of their index. So the earliest tile that has not ended
-/// waits for nobody. Why it is short: a head's tiles visit the same blocks in the same order, so that a tile which
-/// started later arrives later, and few of them run at once (backward_plan.cpp).
+/// Why that ends: a tile waits for tiles with earlier keys of its head, which have lower items, and CTAs ask for all
+/// their items, in rising order. So the earliest item that has not ended is what its CTA is at, and waits for nobody.
+/// Why it is short: a head's tiles visit the same blocks in the same order, so that a tile which started later arrives
+/// later, and few of them run at once (backward_plan.cpp).
 template <BackwardConfig config>
 class DqSum {
  public:
   static constexpr DqLayout layout = dq_layout(config);
 
-  HOPPER_FUNCTION DqSum(const BackwardArguments& args, int part) : args_(args), part_(part) {}
+  HOPPER_FUNCTION DqSum(const BackwardArguments& args, const auto& tile, int part)
+      : args_(args),
+        end_of_heads_((tile.batch * args.heads + (tile.kv_head + 1) * args.group) * args.blocks),
+        turn_(tile.first_key / config.tile_kv),
+        part_(part) {}
 
-  /// Waits until all tiles of earlier keys have added to this; they all see the rows that the tile sees.
-  HOPPER_FUNCTION void take_turn(const auto& tile, Visit visit) const {
-    if constexpr (config.deterministic) {
-      const unsigned& count = *turn(tile, visit);
-      if (hopper::elect_one()) hopper::wait_for_count(count, unsigned(tile.first_key / config.tile_kv));
-      hopper::warp_sync();
-    }
+  HOPPER_FUNCTION float* place(Visit visit) const {
+    return args_.dq + std::int64_t(block_of(visit)) * layout.block_floats() + part_ * layout.part_floats();
   }
-  /// The part's columns from `column` on.
-  template <int columns>
-  HOPPER_FUNCTION void add(const auto& tile, Visit visit, const hopper::Accumulator<columns>& dq, int column) const {
-    float* const place = share_of_warp(tile, visit) + 16 * column + 4 * hopper::lane();
-    HOPPER_UNROLL
-    for (int j = 0; j < columns / 8; ++j) {
-      const float four[4] = {dq.value[4 * j], dq.value[4 * j + 1], dq.value[4 * j + 2], dq.value[4 * j + 3]};
-      hopper::add_to_global(place + 128 * j, four);
-    }
+  /// Waits until all tiles of earlier keys have added to this; they all see the rows that the tile sees. One thread.
+  HOPPER_FUNCTION void take_turn(Visit visit) const {
+    if constexpr (config.deterministic) hopper::wait_for_count(count(visit), unsigned(turn_));
   }
-  /// The whole part by way of the warp's `staged`: the warp goes on at once.
-  HOPPER_FUNCTION void add_staged(const auto& tile, Visit visit, const hopper::Accumulator<layout.part_columns>& dq,
-                                  DqShare<config>& staged) const {
-    float* const to = share_of_warp(tile, visit);
-    if (hopper::lane() == 0) hopper::store_wait_read<0>();
-    hopper::warp_sync();
-    HOPPER_UNROLL
-    for (int j = 0; j < layout.part_columns / 8; ++j)
-      hopper::store_shared(staged.four[32 * j + hopper::lane()],
-                           {dq.value[4 * j], dq.value[4 * j + 1], dq.value[4 * j + 2], dq.value[4 * j + 3]});
-    hopper::fence_async_shared();
-    hopper::warp_sync();
-    if (hopper::lane() == 0) {
-      hopper::add_floats(to, staged.four[0].value, sizeof(staged));
-      hopper::store_commit();
-    }
-  }
-  /// After add(). It waits for the numbers to arrive, so rather call it when they have had time.
-  HOPPER_FUNCTION void pass_turn(const auto& tile, Visit visit) const {
-    if constexpr (config.deterministic) {
-      unsigned& count = *turn(tile, visit);
-      hopper::warp_sync();
-      if (hopper::lane() == 0) {
-        if constexpr (!config.wide()) hopper::store_wait<0>();
-        hopper::raise_count(count);
-      }
-    }
+  /// After what has been added has arrived. One thread.
+  HOPPER_FUNCTION void pass_turn(Visit visit) const {
+    if constexpr (config.deterministic) hopper::raise_count(count(visit));
   }
 
  private:
-  // Both by the whole warp: warp_of_warpgroup().
-  HOPPER_FUNCTION float* share_of_warp(const auto& tile, Visit visit) const {
-    return args_.dq + std::int64_t(block_of(tile, visit)) * layout.block_floats() +
-           (4 * part_ + hopper::warp_of_warpgroup()) * (16 * layout.part_columns);
-  }
   /// Counted through all sequences.
-  HOPPER_FUNCTION int block_of(const auto& tile, Visit visit) const {
-    return (tile.batch * args_.heads + (tile.kv_head + 1) * args_.group - visit.heads) * args_.blocks + visit.block;
-  }
-  /// How many tiles have added to what this warp adds to.
-  HOPPER_FUNCTION unsigned* turn(const auto& tile, Visit visit) const {
-    return args_.turns + (std::int64_t(block_of(tile, visit)) * layout.parts + part_) * 4 + hopper::warp_of_warpgroup();
+  HOPPER_FUNCTION int block_of(Visit visit) const { return end_of_heads_ - visit.heads * args_.blocks + visit.block; }
+  HOPPER_FUNCTION unsigned& count(Visit visit) const {
+    return args_.turns[std::int64_t(block_of(visit)) * layout.parts + part_];
   }
 
   const BackwardArguments& args_;
-  const int part_;
+  const int end_of_heads_, turn_, part_;
 };
 
-/// [B12] The warp's 16 keys of columns [first_column, ..) of a gradient in 16 bits to global memory, staged over the
-/// same keys and columns of `over`.
-template <hopper::Element element, int rows, int all, int columns>
-HOPPER_FUNCTION void store_gradient(hopper::SharedTile<rows, all>& over, int warp_key, int first_column,
-                                    const hopper::Accumulator<columns>& gradient, const hopper::TensorMap& map,
-                                    const auto& tile) {
-  auto& staged = hopper::panels_of<columns>(over, first_column);
-  stage_rows<element>(staged, warp_key, gradient);
-  if (hopper::lane() == 0) {
-    hopper::store_rows(map, {first_column, tile.first_key + warp_key, tile.kv_head, tile.batch}, staged, warp_key);
-    hopper::store_commit();
+/// An assistant: work(sum, visit) for every visit of every tile.
+template <BackwardConfig config>
+HOPPER_FUNCTION void for_each_visit(BackwardShared<config>& shared, const BackwardArguments& args, int part,
+                                    const auto& work) {
+  for (int tile_phase = 0;; tile_phase ^= 1) {
+    shared.k_full.wait(tile_phase);
+    const auto tile = hopper::load_shared(shared.tile);
+    if (tile.first_key < 0) return;
+    shared.kv_empty.arrive();
+    if (tile.blocks.first == tile.blocks.end) continue;
+    const DqSum<config> sum(args, tile, part);
+    Visit visit = Visit::first(tile.blocks, args.group);
+    do {
+      work(sum, visit);
+    } while (visit.to_next(tile.blocks));
   }
 }
 

@@ -40,7 +40,7 @@ HOPPER_FUNCTION std::uint16_t* row_of(const Rows& tensor, int batch, int head, i
 
 /// Index of this thread in its CTA.
 HOPPER_FUNCTION int thread_of_cta() {
-  return 128 * hopper::warpgroup() + 32 * hopper::warp_of_warpgroup() + hopper::lane();
+  return hopper::warpgroup_threads * hopper::warpgroup() + hopper::thread_of_warpgroup();
 }
 
 /// [B1] Statistics of rows_of_cta rows of padded sequences (blocks * layout.rows rows each): D = rowsum(dO * O), and
@@ -78,18 +78,17 @@ HOPPER_FUNCTION void before_backward(const BeforeBackwardArguments& args) {
   }
   sum = hopper::quad_sum(sum);
   if (thread % 4 == 0) {
-    float* const statistics = args.statistics + block * (2 * args.layout.rows) + within;
-    statistics[0] = minus_lse;
-    statistics[args.layout.rows] = sum;
+    float* const statistics = args.statistics + block * (2 * args.layout.rows) + place_of_statistics(within);
+    statistics[0] = minus_lse + args.log2_p_size;
+    statistics[args.layout.rows] = -args.inverse_p_size * sum;
   }
 
   const int fours = args.layout.block_floats() / args.layout.rows * rows_of_cta / 4;  // of this CTA's rows
   FourOfDq* const dq = reinterpret_cast<FourOfDq*>(args.dq) + std::int64_t(hopper::cta()) * fours;
   for (int i = thread; i < fours; i += row_threads) dq[i] = FourOfDq{};
-  if (args.turns != nullptr)
-    for (std::int64_t i = std::int64_t(hopper::cta()) * row_threads + thread; i < args.turn_count;
-         i += std::int64_t(hopper::cta_count()) * row_threads)
-      args.turns[i] = 0;
+  for (std::int64_t i = std::int64_t(hopper::cta()) * row_threads + thread; i < args.count_count;
+       i += std::int64_t(hopper::cta_count()) * row_threads)
+    args.counts[i] = 0;
 }
 
 /// [B13] One block of dQ in 16 bits, times softmax_scale. A thread reads the 64 bytes in which a quad has left eight

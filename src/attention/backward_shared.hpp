@@ -21,10 +21,10 @@ struct KeyTile {
   Interval whole[key_groups];  // those of which every row sees all of the group's 64 keys
 };
 
-/// What a warp adds to dQ at a time, in the order of DqLayout.
+/// A warpgroup's part of a block of dQ, which an adder adds to what is in global memory.
 template <BackwardConfig config>
-struct DqShare {
-  FourOfDq four[4 * dq_layout(config).part_columns];
+struct alignas(1024) DqPart {
+  FourOfDq four[16 * dq_layout(config).part_columns];  // in the order of DqLayout
 };
 
 /// The ledger; in wide rows (backward_wide.hpp) "P" stands for the warpgroup that makes P, and so on. A waiter of a
@@ -33,29 +33,37 @@ struct DqShare {
 ///   barrier     arrivals per phase          waiter      meaning
 ///   k_full      1 + bytes (producer)        consumers   the tile's K and its KeyTile record have landed
 ///   v_full      1 + bytes (producer)        consumers   the tile's V has landed
-///   kv_empty    1 per consumer warp         producer    dK and dV, staged over K and V, have left; the record is read
+///   kv_empty    1 per consumer warp and     producer    K, V and the record are not read any more; wide rows: dK and
+///               assistant                               dV, staged over K and V, have left
 ///   q_full      1 + bytes (producer)        consumers   this stage's Q block and its rows' statistics have landed
 ///   q_empty     1 per warp of S, dP         producer    they may be overwritten
 ///   d_o_full    1 + bytes (producer)        consumers   this stage's dO block has landed
 ///   d_o_empty   1 per warp of S, dP         producer    it may be overwritten
 ///   ds_full     1 per warp of dS            consumers   all of a block's dS has been written
-///   ds_empty    1 per consumer warp         consumers   all warpgroups have read it
+///   ds_empty    1 per consumer warp         P, dS, dQ   wide rows: all warpgroups have read it
+///   dq_full[w]  1 per warp of warpgroup w   adder w     all of its part of a block's dQ has been staged
+///   dq_empty[w] 1 (adder w)                 w           it has been read
+///   turn        1 (taker), 1 (passer)       dQ, taker   wide rows: it is the tile's turn to add to a block
+///   added       1 per warp of dQ            passer      .. and it has
 ///   p_full      1 per warp of P             P, dS       wide rows: all of a block's P has been written
 template <BackwardConfig config>
 struct BackwardShared {
   static constexpr int consumer_warps = 4 * config.consumer_warpgroups();
   static constexpr int score_warps = 8;  // of S and dP
+  // Threads beside the producer: adders, or those that keep the turns.
+  static constexpr int assistants = !config.wide() ? config.consumer_warpgroups() : config.deterministic ? 2 : 0;
   using Weights = hopper::SharedTile<config.tile_q, config.tile_kv>;
+  // Both in the order of place_of_statistics(), and in the size of P (BackwardConfig).
   struct alignas(16) Statistics {
     float minus_lse[config.tile_q];  // in base 2; -inf, so that P = 0, in rows that see no key
-    float d[config.tile_q];          // rowsum(dO * O)
+    float minus_d[config.tile_q];    // -rowsum(dO * O)
   };
 
   hopper::SharedTile<config.tile_kv, config.d> k;    // dK is staged over it
   hopper::SharedTile<config.tile_kv, config.d_v> v;  // and dV over this
-  hopper::SharedTile<config.tile_q, config.d> q[config.stages];
-  hopper::SharedTile<config.tile_q, config.d_v> d_o[config.stages];
-  // As many as of Q: then one cursor serves. Wide rows have the transpose, which is as large.
+  hopper::SharedTile<config.tile_q, config.d> q[config.q_stages()];
+  hopper::SharedTile<config.tile_q, config.d_v> d_o[config.d_o_stages()];
+  // Wide rows have the transpose, which is as large.
   Weights ds[config.stages];
   struct NoP {};
   struct P {
@@ -64,13 +72,15 @@ struct BackwardShared {
   };
   [[no_unique_address]] std::conditional_t<config.wide(), P, NoP> p;  // wide rows, transposed
   struct NoDq {};
-  [[no_unique_address]] std::conditional_t<config.wide(), NoDq, DqShare<config>[config.wide() ? 1 : score_warps]> dq;
-  Statistics statistics[config.stages];
+  [[no_unique_address]] std::conditional_t<config.wide(), NoDq, DqPart<config>[config.consumer_warpgroups()]> dq;
+  Statistics statistics[config.q_stages()];
   KeyTile<config.key_groups()> tile;
   hopper::Mbarrier k_full, v_full, kv_empty;
-  hopper::Mbarrier q_full[config.stages], q_empty[config.stages];
-  hopper::Mbarrier d_o_full[config.stages], d_o_empty[config.stages];
+  hopper::Mbarrier q_full[config.q_stages()], q_empty[config.q_stages()];
+  hopper::Mbarrier d_o_full[config.d_o_stages()], d_o_empty[config.d_o_stages()];
   hopper::Mbarrier ds_full[config.stages], ds_empty[config.stages];
+  hopper::Mbarrier dq_full[config.consumer_warpgroups()], dq_empty[config.consumer_warpgroups()];
+  hopper::Mbarrier turn, added;
 
   /// visit(name, index, object) for every buffer and barrier.
   template <class Visit>
@@ -87,7 +97,14 @@ struct BackwardShared {
       all("p", p.tile);
       all("p_full", p.full);
     }
-    if constexpr (!config.wide()) all("dq", dq);
+    if constexpr (!config.wide()) {
+      all("dq", dq);
+      all("dq_full", dq_full);
+      all("dq_empty", dq_empty);
+    } else {
+      visit("turn", 0, turn);
+      visit("added", 0, added);
+    }
     all("statistics", statistics);
     visit("tile", 0, tile);
     visit("k_full", 0, k_full);
@@ -105,16 +122,26 @@ struct BackwardShared {
   HOPPER_FUNCTION void init_barriers() {
     k_full.init(1);
     v_full.init(1);
-    kv_empty.init(consumer_warps);
-    for (int i = 0; i < config.stages; ++i) {
+    kv_empty.init(consumer_warps + assistants);
+    for (int i = 0; i < config.q_stages(); ++i) {
       q_full[i].init(1);
       q_empty[i].init(score_warps);
+    }
+    for (int i = 0; i < config.d_o_stages(); ++i) {
       d_o_full[i].init(1);
       d_o_empty[i].init(score_warps);
+    }
+    for (int i = 0; i < config.stages; ++i) {
       ds_full[i].init(config.wide() ? score_warps / 2 : score_warps);
       ds_empty[i].init(consumer_warps);
       if constexpr (config.wide()) p.full[i].init(score_warps / 2);
     }
+    for (int i = 0; i < config.consumer_warpgroups(); ++i) {
+      dq_full[i].init(4);
+      dq_empty[i].init(1);
+    }
+    turn.init(2);
+    added.init(4);
     hopper::fence_barrier_init();
   }
 };

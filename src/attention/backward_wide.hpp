@@ -7,15 +7,13 @@
 //
 // P^T and dS^T go to shared memory, [keys x rows], where all find them: as A operands of dV and dK as they are, of dQ
 // transposed by the instruction, and dS reads P for its product with dP - D. So the tensor core works for the other
-// warpgroups while one exponentiates or multiplies. Block j:
+// warpgroups while one exponentiates or multiplies. P does not wait for the dS of a block before it makes the next P:
 //
-//   P    [dV += P(j) dO][S(j+1) = K Q^T]    [dK += dS(j) Q] [P(j+1) = exp2(S(j+1) - LSE) to shared]
-//   dS   [dV += P(j) dO]                    [dP(j+1) = V dO^T][dK += dS(j) Q]
-//        [dS(j) = P(j) (dP(j) - D) to shared]
-//   dQ   [dQ(j-1) = dS(j-1) K to global ..  ][dQ(j) = dS(j) K to global ..
+//   P    [dV += P(j) dO][S(j+1) = K Q^T] [P(j+1) = exp2(S(j+1) - LSE) to shared] [dK += dS(j) Q]
+//   dS   [dS(j) = P(j) (dP(j) - D) to shared] [dK += dS(j) Q][dP(j+1) = V dO^T][dV += P(j+1) dO]
+//   dQ   [dQ(j-1) = dS(j-1) K to global ..                  ][dQ(j) = dS(j) K to global ..
 //
-// f16: dS multiplies the P of 16 bits, so P is kept 2^10 times as large, which leaves weights down to 2^-24 normal
-// numbers. dV is divided by it at the end.
+// That needs the next Q early, and so a third buffer for it; dO has one, which is free when dV is done.
 #pragma once
 
 #include "attention/backward_consumer.hpp"
@@ -32,7 +30,13 @@ class WideConsumer {
       : shared_(shared), args_(args) {}
 
   HOPPER_FUNCTION void run() {
-    for_each_tile(shared_, [this] { differentiate(); });
+    for (int tile_phase = 0;; tile_phase ^= 1) {
+      shared_.k_full.wait(tile_phase);
+      if (hopper::load_shared(shared_.tile.first_key) < 0) return;
+      shared_.v_full.wait(tile_phase);
+      differentiate();
+      release(shared_.kv_empty);
+    }
   }
 
  private:
@@ -43,16 +47,14 @@ class WideConsumer {
   static constexpr int dv_columns = 64 * (makes_p ? config.d_v / 64 / 2 : (config.d_v / 64 + 1) / 2);
   static constexpr int first_dk = makes_p ? 0 : config.d - dk_columns;
   static constexpr int first_dv = makes_p ? 0 : config.d_v - dv_columns;
-  static constexpr float log2_p_size = element == hopper::Element::f16 ? 10.0f : 0.0f;
-  static constexpr float inverse_p_size = element == hopper::Element::f16 ? 0x1p-10f : 1.0f;
+  static constexpr float inverse_p_size = config.inverse_p_size();
 
   using S = hopper::Accumulator<64>;  // 64 keys x 64 rows, f32; or dP
   using Dk = hopper::Accumulator<dk_columns>;
   using Dv = hopper::Accumulator<dv_columns>;
-  using At = Cursor<config.stages>;
 
   /// The warp's first key in the tile. Not kept: accumulators need the register.
-  HOPPER_FUNCTION static int warp_key() { return 16 * hopper::warp_of_warpgroup(); }
+  HOPPER_FUNCTION static int warp_key() { return hopper::thread_of_warpgroup() / hopper::warp_threads * 16; }
 
   HOPPER_FUNCTION void differentiate() {
     Dk dk{};
@@ -60,89 +62,121 @@ class WideConsumer {
     const Interval blocks = hopper::load_shared(shared_.tile.blocks);
     if (blocks.first < blocks.end) {
       Visit visit = Visit::first(blocks, args_.group);
-      at_.stage = hopper::uniform(at_.stage);
       S s;
-      issue(s, at_);
-      hopper::wgmma_wait<0>(s);
-      if constexpr (makes_p) make(s, at_, visit.block);
-      HOPPER_NO_UNROLL
-      for (;;) {
-        const int block = visit.block;
-        if (!visit.to_next(hopper::load_shared(shared_.tile.blocks))) break;
-        step<false>(block, visit.block, s, dk, dv);
+      if constexpr (makes_p) {
+        issue_s(s);
+        hopper::wgmma_wait<0>(s);
+        make_p(s, visit.block);
+      } else {
+        hopper::wgmma_wait<0>(dv);  // its zeros are in registers before the product that adds to them
+        await_dp(s, dv);
       }
-      step<true>(hopper::load_shared(shared_.tile.blocks).first, 0, s, dk, dv);
+      // Why counted: ptxas serialises the loop of dS if it ends where to_next() says so (C7520).
+      const int count = (blocks.end - blocks.first) * args_.group;
+      HOPPER_NO_UNROLL
+      for (int left = count; left > 1; --left) {
+        const int block = visit.block;
+        visit.to_next(hopper::load_shared(shared_.tile.blocks));
+        step<false>(left == count, block, visit.block, s, dk, dv);
+      }
+      step<true>(count == 1, visit.block, 0, s, dk, dv);
+      hopper::wgmma_wait<0>(dk, dv);
+      release_of_dk(before(q_), before(ds_));
       // dK goes over K, which dQ reads; dV over V, which dS has read before it said that dS is there.
-      shared_.ds_empty[before(at_).stage].wait(before(at_).phase);
+      shared_.ds_empty[before(ds_).stage].wait(before(ds_).phase);
     }
     scale_all(dv, inverse_p_size);
     scale_all(dk, args_.scale);
-    const auto tile = hopper::load_shared(shared_.tile);
-    const int first_key = warp_key();
-    store_gradient<element>(shared_.v, first_key, first_dv, dv, args_.dv, tile);
-    store_gradient<element>(shared_.k, first_key, first_dk, dk, args_.dk, tile);
+    store(shared_.v, first_dv, dv, args_.dv);
+    store(shared_.k, first_dk, dk, args_.dk);
     if (hopper::lane() == 0) hopper::store_wait_read<0>();
   }
 
-  /// One block, and what comes first of the next one: all P does up to p_full, dP.
+  /// One block, whose P has been made, or whose dP is there, and the same of the next one.
   template <bool last>
-  HOPPER_FUNCTION void step(int block, int next, S& s, Dk& dk, Dv& dv) {
-    at_.stage = hopper::uniform(at_.stage);
-    const At at = at_;
-    ++at_;
-    // [B6] dV += P^T dO.
-    shared_.p.full[at.stage].wait(at.phase);
-    shared_.d_o_full[at.stage].wait(at.phase);
-    hopper::issue_ab<element, true>(dv, shared_.p.tile[at.stage], 0, shared_.d_o[at.stage], first_dv);
-    hopper::wgmma_commit();
-    if constexpr (!makes_p) {
-      shared_.q_full[at.stage].wait(at.phase);  // with which D has come
-      make(s, at, block);
-    }
-    if constexpr (!last) issue(s, at_);
-    // [B8] dK += dS^T Q.
-    shared_.ds_full[at.stage].wait(at.phase);
-    hopper::issue_ab<element, true>(dk, shared_.ds[at.stage], 0, shared_.q[at.stage], first_dk);
-    hopper::wgmma_commit();
-    hopper::wgmma_wait<last ? 1 : 2>();
-    release(shared_.d_o_empty[at.stage]);
-    if constexpr (makes_p && !last) {
-      hopper::wgmma_wait<1>(s);
-      make(s, at_, next);
-    }
-    if constexpr (last) {
-      hopper::wgmma_wait<0>(dk, dv);
+  HOPPER_FUNCTION void step(bool first, int block, int next, S& s, Dk& dk, Dv& dv) {
+    q_.stage = hopper::uniform(q_.stage);
+    ds_.stage = hopper::uniform(ds_.stage);
+    const Cursor<config.q_stages()> q = q_;
+    const Cursor<config.stages> ds = ds_;
+    if constexpr (makes_p) {
+      issue_dv(dv);
+      ++q_;
+      ++ds_;
+      if constexpr (!last) issue_s(s);
+      hopper::wgmma_wait<last ? 0 : 1>();  // dK of the block before, dV
+      release_d_o();
+      release_of_dk(before(q), before(ds), !first);
+      if constexpr (!last) {
+        hopper::wgmma_wait<0>(s);
+        make_p(s, next);
+      }
+      issue_dk(dk, q, ds);
     } else {
-      hopper::wgmma_wait<0>(s);
+      make_ds(s, block);
+      issue_dk(dk, q, ds);
+      ++q_;
+      ++ds_;
+      if constexpr (!last) {
+        await_dp(s, dv);
+        release_of_dk(q, ds);
+      }
     }
-    release(shared_.q_empty[at.stage]);
-    release(shared_.ds_empty[at.stage]);
   }
 
-  /// [B4] S = K Q^T, or dP = V dO^T.
-  HOPPER_FUNCTION void issue(S& s, At at) {
-    if constexpr (makes_p) {
-      shared_.q_full[at.stage].wait(at.phase);
-      hopper::issue_abt<element>(s, shared_.k, 0, shared_.q[at.stage]);
-    } else {
-      shared_.d_o_full[at.stage].wait(at.phase);
-      hopper::issue_abt<element>(s, shared_.v, 0, shared_.d_o[at.stage]);
-    }
+  /// [B4] S = K Q^T; dP is issued by await_dp().
+  HOPPER_FUNCTION void issue_s(S& s) {
+    shared_.q_full[q_.stage].wait(q_.phase);
+    hopper::issue_abt<element, hopper::Descriptors::uniform>(s, shared_.k, 0, shared_.q[q_.stage]);
     hopper::wgmma_commit();
   }
-
-  /// [B5] P = exp2(S - LSE), or dS = P * (dP - D), 0 where masked. [B7] To shared memory.
-  HOPPER_FUNCTION void make(S& s, At at, int block) const {
-    if constexpr (makes_p) {
-      // Nobody reads the buffer any more: dS of the block before, which P has awaited, was made after both had retired
-      // the dV of the block before that.
-      make(s, at, block, shared_.statistics[at.stage].minus_lse, shared_.p.tile, shared_.p.full);
-    } else {
-      shared_.ds_empty[at.stage].wait(at.phase ^ 1);
-      make(s, at, block, shared_.statistics[at.stage].d, shared_.ds, shared_.ds_full);
+  /// dP = V dO^T, with dV behind it; waits for them and for what was issued before.
+  HOPPER_FUNCTION void await_dp(S& dp, Dv& dv) {
+    shared_.d_o_full[d_o_.stage].wait(d_o_.phase);
+    hopper::issue_abt<element, hopper::Descriptors::uniform>(dp, shared_.v, 0, shared_.d_o[d_o_.stage]);
+    hopper::wgmma_commit();
+    issue_dv(dv);
+    hopper::wgmma_wait<0>(dp);
+    release_d_o();
+  }
+  /// [B6] dV += P^T dO.
+  HOPPER_FUNCTION void issue_dv(Dv& dv) {
+    shared_.p.full[ds_.stage].wait(ds_.phase);
+    shared_.d_o_full[d_o_.stage].wait(d_o_.phase);
+    hopper::issue_ab<element, true>(dv, shared_.p.tile[ds_.stage], 0, shared_.d_o[d_o_.stage], first_dv);
+    hopper::wgmma_commit();
+  }
+  /// [B8] dK += dS^T Q.
+  HOPPER_FUNCTION void issue_dk(Dk& dk, Cursor<config.q_stages()> q, Cursor<config.stages> ds) {
+    shared_.ds_full[ds.stage].wait(ds.phase);
+    hopper::issue_ab<element, true>(dk, shared_.ds[ds.stage], 0, shared_.q[q.stage], first_dk);
+    hopper::wgmma_commit();
+  }
+  HOPPER_FUNCTION void release_d_o() {
+    release(shared_.d_o_empty[d_o_.stage]);
+    ++d_o_;
+  }
+  HOPPER_FUNCTION void release_of_dk(Cursor<config.q_stages()> q, Cursor<config.stages> ds, bool has_been = true) {
+    hopper::warp_sync();
+    if (has_been && hopper::lane() == 0) {
+      shared_.q_empty[q.stage].arrive();
+      shared_.ds_empty[ds.stage].arrive();
     }
   }
-  HOPPER_FUNCTION void make(S& s, At at, int block, const auto& statistics, auto& made, auto& full) const {
+
+  /// [B5] P = exp2(S - LSE), or [B7] dS = P * (dP - D), 0 where masked, to shared memory.
+  HOPPER_FUNCTION void make_p(S& s, int block) const {
+    // Nobody reads the buffer any more: dS has read the P of two blocks before to make the dS that P has awaited, and
+    // the dO of the block before would not be there if dV of that block were not done.
+    static_assert(config.d_o_stages() == 1);
+    make(s, block, shared_.statistics[q_.stage].minus_lse, shared_.p.tile[ds_.stage], shared_.p.full[ds_.stage]);
+  }
+  HOPPER_FUNCTION void make_ds(S& dp, int block) const {
+    shared_.q_full[q_.stage].wait(q_.phase);  // with which D has come
+    shared_.ds_empty[ds_.stage].wait(ds_.phase ^ 1);
+    make(dp, block, shared_.statistics[q_.stage].minus_d, shared_.ds[ds_.stage], shared_.ds_full[ds_.stage]);
+  }
+  HOPPER_FUNCTION void make(S& s, int block, const auto& statistics, auto& made, hopper::Mbarrier& full) const {
     const int first_key = warp_key();
     // Why always: a mask that hides nothing costs less than the registers of a second way.
     std::uint32_t visible[2] = {~std::uint32_t(0), ~std::uint32_t(0)};
@@ -157,11 +191,11 @@ class WideConsumer {
     HOPPER_UNROLL
     for (int column = 0; column < 64; column += 16) {
       std::uint32_t fragment[4] = {};
-      if constexpr (!makes_p) hopper::load_matrix(fragment, shared_.p.tile[at.stage], first_key, column);
+      if constexpr (!makes_p) hopper::load_matrix(fragment, shared_.p.tile[ds_.stage], first_key, column);
+      const OfRows<16> of_row = of_rows<16>(statistics, column);
       HOPPER_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int j = column / 8 + half;
-        const Pair of_row = pair_of(statistics, j);
         HOPPER_UNROLL
         for (int r = 0; r < 2; ++r) {
           float p[2] = {};
@@ -170,24 +204,40 @@ class WideConsumer {
           for (int e = 0; e < 2; ++e) {
             float& x = s.value[4 * j + 2 * r + e];
             if constexpr (makes_p) {
-              x = hopper::exp2(hopper::fma(x, args_.scale_log2, of_row.value[e] + log2_p_size));
+              x = hopper::exp2(hopper::fma(x, args_.scale_log2, of_row.of(half, e)));
             } else {
-              x = p[e] * hopper::fma(x, inverse_p_size, -inverse_p_size * of_row.value[e]);
+              x = p[e] * hopper::fma(x, inverse_p_size, of_row.of(half, e));
             }
             x = (visible[r] >> (2 * j + e)) & 1 ? x : 0.0f;
           }
         }
       }
       pack16<element>(fragment, s, column);
-      hopper::store_matrix(made[at.stage], first_key, column, fragment);
+      hopper::store_matrix(made, first_key, column, fragment);
     }
     hopper::fence_async_shared();
-    release(full[at.stage]);
+    release(full);
+  }
+
+  /// [B12] The warp's 16 keys of columns [first_column, ..) of a gradient in 16 bits, staged over the same of `over`.
+  template <int rows, int all, int columns>
+  HOPPER_FUNCTION void store(hopper::SharedTile<rows, all>& over, int first_column,
+                             const hopper::Accumulator<columns>& gradient, const hopper::TensorMap& map) const {
+    auto& staged = hopper::panels_of<columns>(over, first_column);
+    stage_rows<element>(staged, warp_key(), gradient);
+    if (hopper::lane() == 0) {
+      const auto tile = hopper::load_shared(shared_.tile);
+      hopper::store_rows(map, {first_column, tile.first_key + warp_key(), tile.kv_head, tile.batch}, staged,
+                         warp_key());
+      hopper::store_commit();
+    }
   }
 
   BackwardShared<config>& shared_;
   const BackwardArguments& args_;
-  At at_;  // Q, dO, P and dS of the next block
+  Cursor<config.q_stages()> q_;
+  Cursor<config.d_o_stages()> d_o_;
+  Cursor<config.stages> ds_;  // and P
 };
 
 /// The warpgroup that has dQ.
@@ -195,14 +245,14 @@ template <BackwardConfig config>
 class WideDq {
  public:
   HOPPER_FUNCTION WideDq(BackwardShared<config>& shared, const BackwardArguments& args)
-      : shared_(shared), args_(args), sum_(args, 0) {}
+      : shared_(shared), args_(args) {}
 
   HOPPER_FUNCTION void run() {
     for (int tile_phase = 0;; tile_phase ^= 1) {
       shared_.k_full.wait(tile_phase);
       const auto tile = hopper::load_shared(shared_.tile);
       if (tile.first_key < 0) return;
-      if (tile.blocks.first < tile.blocks.end) add_all(tile);
+      if (tile.blocks.first < tile.blocks.end) add_all(tile, {args_, tile, 0});
       release(shared_.kv_empty);
     }
   }
@@ -211,7 +261,7 @@ class WideDq {
   static constexpr int chunks = config.d / 64;
   using Chunk = hopper::Accumulator<64>;  // 64 rows x 64 columns
 
-  HOPPER_FUNCTION void add_all(const auto& tile) {
+  HOPPER_FUNCTION void add_all(const auto& tile, const DqSum<config>& sum) {
     Visit visit = Visit::first(tile.blocks, args_.group);
     HOPPER_NO_UNROLL
     do {
@@ -219,7 +269,8 @@ class WideDq {
       // [B9] dQ = dS K, a chunk while the one before is added.
       Chunk chunk[2];
       issue(chunk[0], 0);
-      if (!visit.is_first(tile.blocks, args_.group)) sum_.pass_turn(tile, visit.before(tile.blocks));
+      const int warp = hopper::thread_of_warpgroup() / hopper::warp_threads;
+      float* const place = sum.place(visit) + 16 * config.d * warp + 4 * hopper::lane();
       HOPPER_UNROLL
       for (int i = 0; i < chunks; ++i) {
         if (i + 1 < chunks) {
@@ -229,24 +280,59 @@ class WideDq {
           hopper::wgmma_wait<0>(chunk[i % 2]);
           release(shared_.ds_empty[at_.stage]);
         }
-        if (i == 0) sum_.take_turn(tile, visit);
-        sum_.add(tile, visit, chunk[i % 2], 64 * i);
+        if (config.deterministic && i == 0) shared_.turn.wait(turn_phase_);
+        add(place + 16 * 64 * i, chunk[i % 2]);
       }
+      if constexpr (config.deterministic) release(shared_.added);
+      turn_phase_ ^= 1;
       ++at_;
     } while (visit.to_next(tile.blocks));
-    sum_.pass_turn(tile, {tile.blocks.first, 1});
   }
 
   HOPPER_FUNCTION void issue(Chunk& chunk, int column) {
     hopper::issue_atb<config.element>(chunk, shared_.ds[at_.stage], shared_.k, column);
     hopper::wgmma_commit();
   }
+  HOPPER_FUNCTION static void add(float* place, const Chunk& chunk) {
+    HOPPER_UNROLL
+    for (int j = 0; j < 64 / 8; ++j) {
+      const float four[4] = {chunk.value[4 * j], chunk.value[4 * j + 1], chunk.value[4 * j + 2],
+                             chunk.value[4 * j + 3]};
+      hopper::add_to_global(place + 128 * j, four);
+    }
+  }
 
   BackwardShared<config>& shared_;
   const BackwardArguments& args_;
   Cursor<config.stages> at_;
-  DqSum<config> sum_;
+  int turn_phase_ = 0;
 };
+
+// Deterministic: two threads keep the turns of the warpgroup of dQ, so that it waits for neither the count's way from
+// L2 nor for what it has added to get there.
+
+template <BackwardConfig config>
+HOPPER_FUNCTION void take_turns(BackwardShared<config>& shared, const BackwardArguments& args) {
+  int phase = 0;
+  for_each_visit(shared, args, 0, [&](const DqSum<config>& sum, Visit visit) {
+    sum.take_turn(visit);
+    shared.turn.wait(phase ^ 1);  // the one before has been given
+    shared.turn.arrive();
+    phase ^= 1;
+  });
+}
+
+template <BackwardConfig config>
+HOPPER_FUNCTION void pass_turns(BackwardShared<config>& shared, const BackwardArguments& args) {
+  int phase = 0;
+  shared.turn.arrive();
+  for_each_visit(shared, args, 0, [&](const DqSum<config>& sum, Visit visit) {
+    shared.added.wait(phase);
+    shared.turn.arrive();  // the next one may be given: this one has been seen
+    sum.pass_turn(visit);
+    phase ^= 1;
+  });
+}
 
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::attention

@@ -8,8 +8,9 @@ inline namespace HOPPER_BACKEND {
 
 /// Makes this thread's Mbarrier::init visible to the asynchronous proxy.
 HOPPER_FUNCTION void fence_barrier_init();
-/// Makes this thread's ordinary writes to shared memory (stmatrix too) visible to TMA and wgmma that are ordered after
-/// it.
+/// Makes ordinary writes to shared memory (stmatrix too) that happened before it, this thread's or others', visible to
+/// TMA and wgmma that are ordered after it. So either the writer has it, before it arrives somewhere, or the reader,
+/// after it has waited there. PTX ISA, "Proxy-preserved base causality order".
 HOPPER_FUNCTION void fence_async_shared();
 
 }  // namespace HOPPER_BACKEND

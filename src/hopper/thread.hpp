@@ -13,6 +13,8 @@ inline constexpr int warpgroup_threads = 128;
 
 /// Lane of this thread in its warp, 0..31.
 HOPPER_FUNCTION int lane();
+/// This thread in its warpgroup, 0..127.
+HOPPER_FUNCTION int thread_of_warpgroup();
 /// Warp of this thread in its warpgroup, 0..3. The same register in all lanes, so that branches on it are uniform. By
 /// the whole warp, as warpgroup(): a shuffle makes it so.
 HOPPER_FUNCTION int warp_of_warpgroup();

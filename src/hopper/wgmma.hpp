@@ -7,6 +7,7 @@
 #include "hopper/address.hpp"
 #include "hopper/backend.hpp"
 #include "hopper/element.hpp"
+#include "hopper/registers.hpp"
 #include "hopper/shared_tile.hpp"
 
 namespace fa3::hopper {
@@ -72,16 +73,27 @@ HOPPER_FUNCTION void wgmma_wait(Accumulators&... readable);
 namespace fa3::hopper {
 inline namespace HOPPER_BACKEND {
 
+/// Where the descriptors of a product's steps are computed. Instructions take them from uniform registers. ptxas uses
+/// those from the start if it sees that the tiles' addresses are the same in the whole warp; in a long loop it may not
+/// see it, and copy each one over, which `uniform` prevents at the price of an instruction for each operand.
+enum class Descriptors { as_ptxas_likes, uniform };
+
+template <Descriptors where>
+HOPPER_FUNCTION std::uint64_t descriptor_in(std::uint32_t address, int leading_bytes, int stride_bytes) {
+  if constexpr (where == Descriptors::uniform) address = std::uint32_t(in_uniform_register(int(address)));
+  return descriptor(address, leading_bytes, stride_bytes);
+}
+
 /// Issues acc = A B^T over rows [first_row, first_row + 64) of `a` [.. x depth] and all of `b` [columns x depth].
 /// Everything named is in use until a wgmma_wait that retires the group.
-template <Element element, int a_rows, int depth, int columns>
+template <Element element, Descriptors where = Descriptors::as_ptxas_likes, int a_rows, int depth, int columns>
 HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const SharedTile<a_rows, depth>& a, int first_row,
                                const SharedTile<columns, depth>& b) {
   using A = SharedTile<a_rows, depth>;
   using B = SharedTile<columns, depth>;
   constexpr int eight_rows = 8 * A::row_bytes;
-  const std::uint64_t a_begin = descriptor(shared_address(&a) + first_row * A::row_bytes, 16, eight_rows);
-  const std::uint64_t b_begin = descriptor(shared_address(&b), 16, eight_rows);
+  const std::uint64_t a_begin = descriptor_in<where>(shared_address(&a) + first_row * A::row_bytes, 16, eight_rows);
+  const std::uint64_t b_begin = descriptor_in<where>(shared_address(&b), 16, eight_rows);
   wgmma_fence();
   HOPPER_UNROLL
   for (int k = 0; k < depth; k += 16) {
@@ -97,11 +109,11 @@ HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const SharedTile<a_row
 }
 
 /// Issues acc += A B with A [64 x depth] in registers and `b` [depth x columns].
-template <Element element, int depth, int columns>
+template <Element element, Descriptors where = Descriptors::as_ptxas_likes, int depth, int columns>
 HOPPER_FUNCTION void issue_ab(Accumulator<columns>& acc, const OperandA<depth>& a,
                               const SharedTile<depth, columns>& b) {
   using B = SharedTile<depth, columns>;
-  const std::uint64_t b_begin = descriptor(shared_address(&b), B::panel_bytes, 8 * B::row_bytes);
+  const std::uint64_t b_begin = descriptor_in<where>(shared_address(&b), B::panel_bytes, 8 * B::row_bytes);
   wgmma_fence();
   HOPPER_UNROLL
   for (int k = 0; k < depth; k += 16) {
@@ -135,10 +147,10 @@ HOPPER_FUNCTION void issue_ab(Accumulator<columns>& acc, const SharedTile<a_rows
   using A = SharedTile<a_rows, depth>;
   using B = SharedTile<depth, b_columns>;
   issue_steps<element, add, Major::depth, depth>(
-      acc, descriptor(shared_address(&a) + first_row * A::row_bytes, 16, 8 * A::row_bytes),
+      acc, descriptor_in<Descriptors::uniform>(shared_address(&a) + first_row * A::row_bytes, 16, 8 * A::row_bytes),
       [](int k) { return k / A::panel_columns * A::panel_bytes + 2 * (k % A::panel_columns); },
-      descriptor(shared_address(&b) + first_column / B::panel_columns * B::panel_bytes, B::panel_bytes,
-                 8 * B::row_bytes),
+      descriptor_in<Descriptors::uniform>(shared_address(&b) + first_column / B::panel_columns * B::panel_bytes,
+                                          B::panel_bytes, 8 * B::row_bytes),
       [](int k) { return k * B::row_bytes; });
 }
 
@@ -150,9 +162,10 @@ HOPPER_FUNCTION void issue_atb(Accumulator<columns>& acc, const SharedTile<depth
   using A = SharedTile<depth, 64>;
   using B = SharedTile<depth, b_columns>;
   issue_steps<element, false, Major::across, depth>(
-      acc, descriptor(shared_address(&a), A::panel_bytes, 8 * A::row_bytes), [](int k) { return k * A::row_bytes; },
-      descriptor(shared_address(&b) + first_column / B::panel_columns * B::panel_bytes, B::panel_bytes,
-                 8 * B::row_bytes),
+      acc, descriptor_in<Descriptors::uniform>(shared_address(&a), A::panel_bytes, 8 * A::row_bytes),
+      [](int k) { return k * A::row_bytes; },
+      descriptor_in<Descriptors::uniform>(shared_address(&b) + first_column / B::panel_columns * B::panel_bytes,
+                                          B::panel_bytes, 8 * B::row_bytes),
       [](int k) { return k * B::row_bytes; });
 }
 

@@ -24,10 +24,10 @@ TensorRef from_row(TensorRef tensor, int row) {
 }
 
 /// The order of a deterministic run. Tiles of one head add to dQ in turn, so when all begin at once each starts behind
-/// the one before by the time that one addition takes. With about eight of a head running at once, or as many heads as
+/// the one before by the time that one addition takes. With at most 32 of a head running at once, and as many heads as
 /// fit into L2, that is little beside a tile.
 attention::TileOrder deterministic(attention::TileOrder order, const BackwardProblem& problem, int resident) {
-  constexpr std::int64_t tiles_of_head = 8, l2_bytes = std::int64_t(32) << 20;
+  constexpr std::int64_t tiles_of_head = 32, l2_bytes = std::int64_t(32) << 20;
   const std::int64_t bytes = problem.group() * problem.seqlen_q * (2 * (problem.d + problem.d_v) + 4 * problem.d);
   const int wanted = int(std::clamp<std::int64_t>(
       std::max(resident / tiles_of_head, l2_bytes / std::max<std::int64_t>(bytes, 1)), 1, resident));
@@ -54,10 +54,6 @@ BackwardPlan plan_backward(const BackwardProblem& problem, int row) {
   if (plan.config.deterministic != problem.deterministic)
     throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + backward_rows[plan.row].name +
                                           (problem.deterministic ? " is not" : " is") + " deterministic");
-  // A CTA with several tiles could hold back one that another waits for (DqSum).
-  if (problem.deterministic && problem.sm_margin > 0)
-    throw Error(FA3_NOT_SUPPORTED, "sm_margin is " + std::to_string(problem.sm_margin) +
-                                       " and deterministic is 1; on cuda the backward pass has only one of them");
   check_lengths(problem);
   const std::int64_t sequences = problem.heads * problem.batch;
   // The kernel before the main one has a CTA for every 64 rows.
@@ -76,8 +72,8 @@ BackwardPlan plan_backward(const BackwardProblem& problem, int row) {
   };
   plan.statistics = reserve(blocks * 2 * plan.config.tile_q * std::int64_t(sizeof(float)));
   plan.dq = reserve(blocks * layout.block_floats() * std::int64_t(sizeof(float)));
-  plan.turn_count = problem.deterministic ? blocks * attention::turns_of_block(layout) : 0;
-  plan.turns = reserve(plan.turn_count * std::int64_t(sizeof(unsigned)));
+  plan.count_count = 1 + (problem.deterministic ? blocks * layout.parts : 0);
+  plan.counts = reserve(plan.count_count * std::int64_t(sizeof(unsigned)));
   plan.d_o = stage("d_o", problem.d_o, plan.workspace_bytes);
   plan.q = stage("q", problem.q, plan.workspace_bytes);
   plan.k = stage("k", problem.k, plan.workspace_bytes);
@@ -96,7 +92,7 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   const attention::DqLayout layout = attention::dq_layout(config);
   float* const statistics = reinterpret_cast<float*>(place(plan.statistics));
   float* const dq = reinterpret_cast<float*>(place(plan.dq));
-  unsigned* const turns = plan.turn_count > 0 ? reinterpret_cast<unsigned*>(place(plan.turns)) : nullptr;
+  unsigned* const counts = reinterpret_cast<unsigned*>(place(plan.counts));
   const int heads = int(problem.heads), sequences = int(problem.heads * problem.batch);
   const int seqlen_q = int(problem.seqlen_q) - plan.zero_rows;
   const int kv_sequences = int(problem.kv_heads * problem.batch);
@@ -113,6 +109,8 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   std::copy(problem.lse_stride.begin(), problem.lse_stride.end(), before.lse_stride);
   before.ratio_high = float(ratio);
   before.ratio_low = float(ratio - double(before.ratio_high));
+  before.log2_p_size = config.log2_p_size();
+  before.inverse_p_size = config.inverse_p_size();
   before.heads = heads;
   before.seqlen_q = seqlen_q;
   before.d_v = int(problem.d_v);
@@ -120,8 +118,8 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   before.layout = layout;
   before.statistics = statistics;
   before.dq = dq;
-  before.turns = turns;
-  before.turn_count = plan.turn_count;
+  before.counts = counts;
+  before.count_count = plan.count_count;
 
   attention::BackwardArguments& main = launch.main;
   main.q = tensor_map("Q", from_row(plan.q.tensor, plan.zero_rows), config.element, config.tile_q, encode);
@@ -132,7 +130,6 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   main.dv = tensor_map("dV", plan.dv.tensor, config.element, 16, encode);
   main.statistics = statistics;
   main.dq = dq;
-  main.turns = turns;
   main.blocks = plan.blocks;
   main.heads = heads;
   main.group = int(problem.group());
@@ -161,7 +158,13 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
 
   launch.before_ctas = int(std::int64_t(sequences) * plan.blocks * config.tile_q / attention::rows_of_cta);
   const int tiles = plan.key_tiles * kv_sequences;
-  launch.main_ctas = problem.sm_margin > 0 ? cta_count(tiles, 1, sm_count, problem.sm_margin) : tiles;
+  if (launch.before_ctas > 0) {
+    main.next_item = counts;
+    main.turns = counts + 1;
+    launch.main_ctas = cta_count(tiles, 1, sm_count, problem.sm_margin);
+  } else {
+    launch.main_ctas = tiles;  // nobody resets the counter
+  }
   launch.after_ctas = sequences * (after.zero_blocks + plan.blocks);
   return launch;
 }

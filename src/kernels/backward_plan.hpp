@@ -22,8 +22,8 @@ struct BackwardPlan {
   int blocks = 0;     // of config.tile_q of the other query rows in a sequence
   int key_tiles = 0;  // of config.tile_kv keys in a sequence
   StagedTensor d_o, q, k, v, dk, dv;
-  std::size_t statistics = 0, dq = 0, turns = 0;  // offsets
-  std::int64_t turn_count = 0;                    // 0: not deterministic
+  std::size_t statistics = 0, dq = 0, counts = 0;  // offsets
+  std::int64_t count_count = 0;                    // next_item, and the turns of a deterministic run
   std::size_t workspace_bytes = 0;
 };
 

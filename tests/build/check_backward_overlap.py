@@ -9,9 +9,9 @@ that of the one that has dQ (it has the REDG), and that of the one that makes dS
   - no access to local memory, there or anywhere else in the kernel.
 What stands under a product, that is, between the issue of a group and the wait that retires it:
   128 keys     the stores of dS (STSM)
-  wide, P      the exponentials (EX2) and the stores of P
-  wide, dS     the stores of dS
   wide, dQ     the additions to global memory (REDG) of all chunks but the last
+The exponentials of P and the stores of P and dS of wide rows are counted only: they run under the products of the other
+warpgroups.
 
 Usage: check_backward_overlap.py OBJECT... --table HEADER [--cuobjdump PATH]
 """
@@ -128,10 +128,8 @@ def claims(config: Config, loop: Loop) -> list[str]:
     if loop.kind == "dQ":
         demand("REDG", 8 * chunks, 8 * (chunks - 1))
     else:
-        demand("STSM", stores, stores)
-    if loop.kind == "P":
-        demand("EX2", config.tile_q // 2, config.tile_q // 2)
-    elif loop.kind == "all":
+        demand("STSM", stores, 0 if config.wide else stores)
+    if loop.kind in ("P", "all"):
         demand("EX2", config.tile_q // 2, 0)
     return findings
 

@@ -41,10 +41,13 @@ check::Case case_named(const std::string& name) {
   return c;
 }
 
+/// backwards: CTAs do not ask for items but have one each, the last the first.
 template <bool backwards>
 void run_cta(const attention::BackwardArguments& args, const simulator::Options& options, int index, int count,
              simulator::Counters& counters, std::vector<simulator::Event>& events) {
-  simulator::run_backward_cta<config>(args, options, backwards ? count - 1 - index : index, count, counters, events);
+  attention::BackwardArguments changed = args;
+  if (backwards) changed.next_item = nullptr;
+  simulator::run_backward_cta<config>(changed, options, backwards ? count - 1 - index : index, count, counters, events);
 }
 
 template <bool backwards>

@@ -21,4 +21,8 @@ __device__ __forceinline__ int recompute(int x) {
 
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
+__device__ __forceinline__ int in_uniform_register(int x) {
+  return static_cast<int>(__reduce_or_sync(0xffffffffu, static_cast<unsigned>(x)));
+}
+
 }  // namespace fa3::hopper::inline device

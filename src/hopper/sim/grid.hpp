@@ -11,7 +11,7 @@ inline void add_to_global(float* to, const float (&value)[4]) {
 inline void wait_for_count(const unsigned& counter, unsigned count) {
   simulator::Cluster::current().wait_for_count(counter, count);
 }
-inline void raise_count(unsigned& counter) { ++counter; }
+inline void raise_count(unsigned& counter) { simulator::Cluster::current().raise_count(counter); }
 
 inline void wait_for_previous_grid() {}
 inline void let_next_grid_start() {}

@@ -122,6 +122,7 @@ struct Cluster::Thread {
   double time = 0;
   Clock clock;                                // what has happened before this point of the thread
   std::vector<std::uint32_t> unfenced_words;  // written since its last fence_async_shared
+  Clock at_fence;                             // what had happened before that
 
   // Tensor core.
   bool fenced = false;              // wgmma.fence since the last wait
@@ -162,7 +163,9 @@ struct Cluster::Product {
   bool a_in_registers = false, b_across = false, a_across = false;
   struct Need {
     std::size_t component;
-    std::uint32_t count, chunk;
+    std::uint32_t count;  // must be known ..
+    std::uint32_t write;  // .. or this, already at the thread's own fence_async_shared
+    std::uint32_t chunk;
   };
   std::vector<Need> needs;  // what a thread must know to have happened when it issues this
   int block = -1;           // of B
@@ -770,10 +773,11 @@ void Cluster::check_async_access(std::uint32_t offset, std::size_t bytes, bool w
     if (!chunk.ordinary) continue;
     for (std::uint32_t w = i * (chunk_bytes / word_bytes); w < (i + 1) * (chunk_bytes / word_bytes); ++w) {
       Word& word = words_[w];
-      if (word.unfenced)
+      const bool fenced_here = self().at_fence.knows(word.writer, word.written);
+      if (word.unfenced && !fenced_here)
         fail(what + (write ? " overwrites" : " reads") + " what " + component_name(word.writer) +
              " wrote without fence_async_shared (" + where(i * chunk_bytes) + ")");
-      if (word.written != 0 && !clock.knows(word.writer, word.ready()))
+      if (word.written != 0 && !fenced_here && !clock.knows(word.writer, word.ready()))
         fail("race: " + what + " is not ordered after the fence of " + component_name(word.writer) + ", which wrote " +
              where(i * chunk_bytes));
       if (!write) continue;
@@ -821,6 +825,7 @@ void Cluster::fence_async_shared() {
     word.fenced = thread.clock[accesses_of(thread.index)];
   }
   thread.unfenced_words.clear();
+  thread.at_fence = thread.clock;
 }
 
 // ---- barriers
@@ -1213,9 +1218,14 @@ void Cluster::start_bulk(Copy copy, void* global, int bytes) {
 
 void Cluster::wait_for_count(const unsigned& counter, unsigned count) {
   yield();
-  if (counter != count)
-    fail("a count is " + to_string(counter) + " and should become " + to_string(count) +
-         ", but no earlier CTA is left to raise it");
+  // CTAs run one after the other, so only threads of this one are left to raise it.
+  while (counter != count) block(&counter, "count " + to_string(count) + ", which is " + to_string(counter));
+}
+
+void Cluster::raise_count(unsigned& counter) {
+  yield();
+  ++counter;
+  wake(&counter, self().time);
 }
 
 /// A copy between global memory and the shared memory of the CTA `copy.rank`, by the running thread.
@@ -1413,15 +1423,16 @@ void Cluster::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_
       (product.a_in_registers ? " (P V, V in " : " (Q K^T, K in ") +
       (region ? region->name + (product.block >= 0 ? ", block " + to_string(product.block) : "") : "shared memory") +
       ")";
-  const auto need = [&](std::size_t component, std::uint32_t count, std::uint32_t chunk) {
+  constexpr std::uint32_t never = ~std::uint32_t(0);
+  const auto need = [&](std::size_t component, std::uint32_t count, std::uint32_t write, std::uint32_t chunk) {
     for (const Product::Need& known : product.needs)
-      if (known.component == component && known.count >= count) return;
-    product.needs.push_back({component, count, chunk});
+      if (known.component == component && known.count >= count && known.write >= write) return;
+    product.needs.push_back({component, count, write, chunk});
   };
   for_operand_chunks(warpgroup, product, [&](std::uint32_t i, int swizzle_bytes) {
     Chunk& chunk = chunks_[i];
     if (chunk.loaded != 0) {
-      need(chunk.load_component, chunk.load_phase, i);
+      need(chunk.load_component, chunk.load_phase, never, i);
       if (chunk.swizzle_bytes != swizzle_bytes)
         fail("wgmma descriptor: " + where(i * chunk_bytes) + " is read with a swizzle of " + to_string(swizzle_bytes) +
              " bytes, but " + descriptions_[chunk.loaded] + " wrote it with one of " + to_string(chunk.swizzle_bytes));
@@ -1429,10 +1440,10 @@ void Cluster::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_
     for (std::uint32_t w = i * (chunk_bytes / word_bytes); chunk.ordinary && w < (i + 1) * (chunk_bytes / word_bytes);
          ++w) {
       const Word& word = words_[w];
-      if (word.unfenced)
+      if (word.unfenced && !self().at_fence.knows(word.writer, word.written))
         fail(descriptions_[product.id] + " reads what " + component_name(word.writer) +
              " wrote without fence_async_shared (" + where(i * chunk_bytes) + ")");
-      if (word.written != 0) need(word.writer, word.ready(), i);
+      if (word.written != 0) need(word.writer, word.unfenced ? never : word.ready(), word.written, i);
     }
     ++chunk.async_reads;
     chunk.reader = product.id;
@@ -1475,7 +1486,7 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float
       product.a_in_registers != (a_registers != nullptr) || (!product.a_in_registers && product.a != a))
     fail("wgmma: the warpgroup's threads disagree about the instruction");
   for (const Product::Need& need : product.needs)
-    if (!thread.clock.knows(need.component, need.count)) {
+    if (!thread.clock.knows(need.component, need.count) && !thread.at_fence.knows(need.component, need.write)) {
       const Chunk& chunk = chunks_[need.chunk];
       fail("race: " + descriptions_[product.id] + " reads " + where(need.chunk * chunk_bytes) + ", " +
            (need.component < threads_.size()

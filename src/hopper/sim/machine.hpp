@@ -133,6 +133,7 @@ class Cluster {
   void bulk_add(float* to, const void* from, int bytes);
   /// Other CTAs of the grid run before this one or after it, so a count that is not reached yet never will be.
   void wait_for_count(const unsigned& counter, unsigned count);
+  void raise_count(unsigned& counter);
   void send_word(std::uint32_t& to, std::uint32_t value, std::uint64_t& barrier, int rank);
   void store_commit();
   void store_wait_read(int pending);

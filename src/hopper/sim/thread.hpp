@@ -5,6 +5,7 @@
 namespace fa3::hopper::inline sim {
 
 inline int lane() { return simulator::Cluster::current().thread() % warp_threads; }
+inline int thread_of_warpgroup() { return simulator::Cluster::current().thread() % warpgroup_threads; }
 inline int warp_of_warpgroup() {
   return simulator::Cluster::current().from_lane_0(simulator::Cluster::current().thread() / warp_threads % 4,
                                                    "warp_of_warpgroup");
