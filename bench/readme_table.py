@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The README's table from a result file: the grid's f16 forward in TFLOP/s, and as a multiple of cuDNN's in the same run.
+"""The README's tables from a result file: the grid's pass in TFLOP/s, and as a multiple of cuDNN's in the same run.
 
-usage: readme_table.py RESULT.json [--dtype f16|bf16]
+usage: readme_table.py RESULT.json [--op forward|backward] [--dtype f16|bf16]
 """
 import argparse
 import json
@@ -10,17 +10,18 @@ import json
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result")
+    parser.add_argument("--op", default="forward")
     parser.add_argument("--dtype", default="f16")
     options = parser.parse_args()
     with open(options.result) as file:
         result = json.load(file)
     rows = {((r["d"], r.get("d_v", r["d"])), r["causal"], r["seqlen"]): r for r in result["rows"]
-            if r["dtype"] == options.dtype and r.get("mode", "short") == "short" and r["op"] == "forward"
+            if r["dtype"] == options.dtype and r.get("mode", "short") == "short" and r["op"] == options.op
             and r["batch"] * r["seqlen"] == 16384 and r["heads"] * r["d"] == 2048 and r["kv_heads"] == r["heads"] and not r.get("sm_margin")}
     lengths = sorted({seqlen for _, _, seqlen in rows})
     versions = result.get("peer_versions", {})
     print(f"{result['device']}, {result['date']}, sources {result['source_hash'][:12]}, {result['compiler']}, PyTorch "
-          f"{versions.get('torch', '?')}, cuDNN {versions.get('cudnn', '?')}. {options.dtype} forward, 16,384 tokens, hidden size 2048;")
+          f"{versions.get('torch', '?')}, cuDNN {versions.get('cudnn', '?')}. {options.dtype} {options.op}, 16,384 tokens, hidden size 2048;")
     print(f"TFLOP/s (x cuDNN). In the same run an 8192^3 f16 GEMM gave {result['ceilings']['gemm_f16']:.0f} TFLOP/s.\n")
     print("| d | mask | " + " | ".join(str(seqlen) for seqlen in lengths) + " |")
     print("|---|---|" + "---|" * len(lengths))

@@ -21,6 +21,7 @@ import concurrent.futures
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -60,7 +61,8 @@ def run(build: dict, mutant: dict) -> dict[str, str]:
     scratch = pathlib.Path(build["scratch"]) / mutant["name"]
     scratch.mkdir(parents=True, exist_ok=True)
     include = scratch / "include"
-    include.mkdir(exist_ok=True)
+    shutil.rmtree(include, ignore_errors=True)  # another header may have been broken the last time
+    include.mkdir()
     if mutant.get("file"):
         mutate(root, mutant, include)
     program = scratch / "mutant"
