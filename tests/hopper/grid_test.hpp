@@ -105,6 +105,52 @@ TEST_P(Grid, AddsFromSharedMemory) {
   EXPECT_EQ(sum.read(), expected);
 }
 
+/// Three warps stage numbers, the fourth's first thread has the fence and adds them, again and again from one buffer.
+struct AddsForOthers {
+  static constexpr int threads = 128, floats = 96, rounds = 20;
+  struct Arguments {
+    float* sum;
+  };
+  struct Shared {
+    alignas(16) float staged[floats];
+    hopper::Mbarrier full, empty;
+  };
+  HOPPER_FUNCTION static void run(Shared& shared, const Arguments& args) {
+    const int me = rank();
+    if (me == 0) {
+      shared.full.init(floats);
+      shared.empty.init(1);
+      hopper::fence_barrier_init();
+    }
+    hopper::cta_sync();
+    for (int i = 0; i < rounds; ++i) {
+      if (me < floats) {
+        shared.empty.wait(i % 2 ^ 1);
+        hopper::store_shared(shared.staged[me], float(i + me));
+        shared.full.arrive();
+      } else if (me == floats) {
+        shared.full.wait(i % 2);
+        hopper::fence_async_shared();
+        hopper::add_floats(args.sum, shared.staged, sizeof(shared.staged));
+        hopper::store_commit();
+        hopper::store_wait_read<0>();
+        shared.empty.arrive();
+      }
+    }
+    if (me == floats) hopper::store_wait<0>();
+  }
+};
+
+TEST_P(Grid, AddsWhatOthersStaged) {
+  constexpr int ctas = 30, rounds = AddsForOthers::rounds;
+  Buffer<float> sum(AddsForOthers::floats, 0.5f);
+  launch<AddsForOthers>({sum.data()}, ctas);
+  std::vector<float> expected;
+  for (int j = 0; j < AddsForOthers::floats; ++j)
+    expected.push_back(0.5f + float(ctas * rounds * (rounds - 1 + 2 * j) / 2));
+  EXPECT_EQ(sum.read(), expected);
+}
+
 /// Rows of numbers through a ring of two buffers.
 struct BulkRing {
   static constexpr int threads = 128, stages = 2, chunks = 24;

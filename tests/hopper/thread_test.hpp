@@ -13,7 +13,7 @@ INSTANTIATE_TEST_SUITE_P(, Threads, modes(), ModeName());
 struct Identity {
   static constexpr int threads = 256;
   struct Record {
-    int cta, cta_count, warpgroup, warp, lane, elected;
+    int cta, cta_count, warpgroup, warp, lane, elected, thread, of_warp;
   };
   struct Arguments {
     Record* record;
@@ -21,8 +21,10 @@ struct Identity {
   };
   struct Shared {};
   HOPPER_FUNCTION static void run(Shared&, const Arguments& args) {
-    const Record record{hopper::cta(),  hopper::cta_count(), hopper::warpgroup(), hopper::warp_of_warpgroup(),
-                        hopper::lane(), hopper::elect_one()};
+    const int warp = hopper::warp_of_warpgroup();
+    const Record record{
+        hopper::cta(),  hopper::cta_count(), hopper::warpgroup(),           warp,
+        hopper::lane(), hopper::elect_one(), hopper::thread_of_warpgroup(), hopper::in_uniform_register(warp - 1000)};
     const unsigned count = unsigned(threads * hopper::cta_count());
     args.record[hopper::atomic_add(args.next, 1u) % count] = record;
   }
@@ -30,7 +32,7 @@ struct Identity {
 
 TEST_P(Threads, EveryThreadIsOnceAndOneOfAWarpIsElected) {
   constexpr int ctas = 3, count = ctas * Identity::threads;
-  Buffer<Identity::Record> buffer(count, Identity::Record{-1, -1, -1, -1, -1, -1});
+  Buffer<Identity::Record> buffer(count, Identity::Record{-1, -1, -1, -1, -1, -1, -1, -1});
   Buffer<unsigned> next(std::vector<unsigned>{0});
   launch<Identity>({buffer.data(), next.data()}, ctas);
   EXPECT_EQ(next.read()[0],
@@ -41,6 +43,8 @@ TEST_P(Threads, EveryThreadIsOnceAndOneOfAWarpIsElected) {
     ASSERT_TRUE(record.cta >= 0 && record.cta < ctas && record.warpgroup >= 0 && record.warpgroup < 2 &&
                 record.warp >= 0 && record.warp < 4 && record.lane >= 0 && record.lane < 32);
     EXPECT_EQ(record.cta_count, ctas);
+    EXPECT_EQ(record.thread, 32 * record.warp + record.lane);
+    EXPECT_EQ(record.of_warp, record.warp - 1000);
     const int warp = record.cta * 8 + record.warpgroup * 4 + record.warp;
     EXPECT_TRUE(seen.insert(32 * warp + record.lane).second);
     elected[std::size_t(warp)] += record.elected;
