@@ -10,7 +10,7 @@ import json
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result")
-    parser.add_argument("--op", default="forward")
+    parser.add_argument("--op", choices=("forward", "backward"), default="forward")
     parser.add_argument("--dtype", default="f16")
     options = parser.parse_args()
     with open(options.result) as file:

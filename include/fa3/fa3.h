@@ -138,8 +138,6 @@ FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace
  * dK and dV are the part's, and the dQ of all parts add up. The scalar may depend on O alone: there is no dLSE. Rows
  * that see no key have zero gradient whatever they hold, rows whose LSE is -inf if their Q, dO and O are finite.
  *
- * On cuda the kernels of this version have been run on the simulator only; README.md says more.
- *
  * Zero-initialise, then set struct_size = sizeof(fa3_backward_params) and api_version = FA3_API_VERSION. Fields of the
  * same name mean the same as in fa3_forward_params. */
 typedef struct fa3_backward_params {

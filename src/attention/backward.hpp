@@ -59,7 +59,7 @@ class BackwardProducer {
       : shared_(shared), args_(args) {}
 
   HOPPER_FUNCTION void run() {
-    int item = config.deterministic && args_.next_item != nullptr ? ask(0) : hopper::cta();
+    int item = config.deterministic && args_.next_item != nullptr ? ask() : hopper::cta();
     while (item < args_.order.count()) item = load(key_tile<config>(args_, item));
     shared_.kv_empty.wait(tile_phase_ ^ 1);
     hopper::store_shared(shared_.tile.first_key, -1);
@@ -94,14 +94,14 @@ class BackwardProducer {
       d_o.to_next(tile.blocks);
       load_d_o(tile, d_o);
     }
-    return ask(config.deterministic ? 0 : hopper::cta_count());
+    return ask();
   }
 
-  /// The next item that no CTA has taken; the first `given` were not asked for.
-  HOPPER_FUNCTION int ask(int given) {
+  /// The next item that no CTA has taken. The first of each is not asked for, but in a deterministic run (DqSum).
+  HOPPER_FUNCTION int ask() {
     if (args_.next_item == nullptr) return args_.order.count();
     wait_for_statistics();  // and the counter
-    return given + int(hopper::atomic_add(args_.next_item, 1u));
+    return (config.deterministic ? 0 : hopper::cta_count()) + int(hopper::atomic_add(args_.next_item, 1u));
   }
   /// They, the counter and the zeros in dQ are the work of the grid before this one.
   HOPPER_FUNCTION void wait_for_statistics() {
@@ -240,12 +240,12 @@ class BackwardConsumer {
         step<false, true>(visit, s, dp, p, dk, dv);
       }
       last_dq();
-      // dV and dK take the way of dQ: the last of that has been read.
     } else {
       shared_.v_full.wait(hopper::load_shared(shared_.tile.phase));
     }
     const auto tile = hopper::load_shared(shared_.tile);
     release(shared_.kv_empty);
+    // dV and dK are staged where dQ was, once the last of that has been read.
     if (blocks_.first < blocks_.end) shared_.dq_empty[warpgroup()].wait(before(at_).stage % 2);
     scale_all(dv, inverse_p_size);
     store(dv, args_.dv, tile);
@@ -439,7 +439,7 @@ class BackwardConsumer {
     return shared_.dq[warpgroup()].four + 4 * layout.part_columns * warp();
   }
   HOPPER_FUNCTION void stage_dq(const Dq& dq, At at) {
-    static_assert(config.stages % 2 == 0);  // so that a stage's blocks all have the same phase of dq_empty
+    // stages is even: a stage's blocks all have the same phase of dq_empty.
     shared_.dq_empty[warpgroup()].wait(at.stage % 2 ^ 1);
     FourOfDq* const mine = quarter_of_warp() + hopper::lane();
     HOPPER_UNROLL

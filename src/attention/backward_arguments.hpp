@@ -45,7 +45,7 @@ struct BackwardArguments {
   hopper::TensorMap q, d_o, k, v, dk, dv;
   const float* statistics;
   float* dq;
-  // Deterministic: how many tiles have added to a block of dQ, for each that adds to it.
+  // Deterministic: how many tiles have added to each part of a block of dQ.
   unsigned* turns;
   // How many items have been asked for; 0 at launch. Null: no item has query rows, and every one its CTA.
   unsigned* next_item;

@@ -12,7 +12,7 @@ struct BackwardConfig {
   int d;        // features of Q, K, dQ, dK: a multiple of 16
   int d_v;      // features of V, O, dO, dV: likewise
   int tile_q;   // B_r: query rows of a block, 64 or 128
-  int tile_kv;  // B_c: keys of a CTA; 128: each of two consumer warpgroups has 64 of them; 64: see wide()
+  int tile_kv;  // B_c: keys of a tile; 128: each of two consumer warpgroups has 64 of them; 64: see wide()
   int stages;   // depth of the rings of dS and P, and of Q and dO but for wide rows
   // Tiles add to dQ in the order of their keys, so that every run gives the same bits.
   bool deterministic;
@@ -52,14 +52,14 @@ struct BackwardConfig {
       return d % 64 == 0 && d_v % 64 == 0 && d >= 128 && d_v >= 128 && d <= 256 && d_v <= 256 && tile_q == 64 &&
              stages >= 2;
     return d % 16 == 0 && d_v % 16 == 0 && d <= 128 && d_v <= 128 && (tile_q == 64 || tile_q == 128) &&
-           tile_kv == 128 && stages >= 2;
+           tile_kv == 128 && stages >= 2 && stages % 2 == 0;
   }
 };
 
 /// Where the kernels keep dQ in f32: blocks of `rows` query rows. Every warpgroup that computes dQ has a part of the
 /// block: 64 rows, or all rows and some columns; every one of its warps a share of the part, 16 rows. A share is what
 /// the warp's accumulator holds (hopper::Accumulator): groups of eight columns, a group 32 lanes, a lane's four numbers
-/// rows r and r + 8 of two neighbouring columns. So a warp adds what is contiguous.
+/// rows r and r + 8 of two neighbouring columns. So what is added at a time is contiguous.
 struct DqLayout {
   int rows;  // of a block
   int parts;

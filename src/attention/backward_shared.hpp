@@ -10,7 +10,7 @@
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
-/// The keys of a CTA: [first_key, first_key + tile_kv) of a key/value head. Consumers read it from shared memory
+/// A tile: keys [first_key, first_key + tile_kv) of a key/value head. Consumers read it from shared memory
 /// whenever they need some of it, and keep their registers for accumulators.
 template <int key_groups>
 struct KeyTile {
@@ -21,17 +21,19 @@ struct KeyTile {
   Interval whole[key_groups];  // those of which every row sees all of the group's 64 keys
 };
 
-/// A warpgroup's part of a block of dQ, which an adder adds to what is in global memory.
+/// A warpgroup's part of a block of dQ, which an adder adds to what is in global memory. At the end dV and dK are
+/// staged here.
 template <BackwardConfig config>
 struct alignas(1024) DqPart {
   FourOfDq four[16 * dq_layout(config).part_columns];  // in the order of DqLayout
 };
 
 /// The ledger; in wide rows (backward_wide.hpp) "P" stands for the warpgroup that makes P, and so on. A waiter of a
-/// "full" barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh barrier grants.
+/// "full" barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh barrier grants. dq_full,
+/// dq_empty, turn and added have a phase for every block.
 ///
 ///   barrier     arrivals per phase          waiter      meaning
-///   k_full      1 + bytes (producer)        consumers   the tile's K and its KeyTile record have landed
+///   k_full      1 + bytes (producer)        all others  the tile's K and its KeyTile record have landed
 ///   v_full      1 + bytes (producer)        consumers   the tile's V has landed
 ///   kv_empty    1 per consumer warp and     producer    K, V and the record are not read any more; wide rows: dK and
 ///               assistant                               dV, staged over K and V, have left
@@ -59,7 +61,7 @@ struct BackwardShared {
     float minus_d[config.tile_q];    // -rowsum(dO * O)
   };
 
-  hopper::SharedTile<config.tile_kv, config.d> k;    // dK is staged over it
+  hopper::SharedTile<config.tile_kv, config.d> k;    // wide rows: dK is staged over it
   hopper::SharedTile<config.tile_kv, config.d_v> v;  // and dV over this
   hopper::SharedTile<config.tile_q, config.d> q[config.q_stages()];
   hopper::SharedTile<config.tile_q, config.d_v> d_o[config.d_o_stages()];

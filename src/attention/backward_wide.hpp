@@ -1,5 +1,5 @@
-// The consumers of wide rows (d or d_v above 128), where dK and dV of 64 keys are more than one warpgroup can hold. The
-// CTA has 64 keys and three consumer warpgroups:
+// The consumers of wide rows (d or d_v above 128), where dK and dV of 64 keys are more than one warpgroup can hold. A
+// tile has 64 keys, the CTA three consumer warpgroups:
 //
 //   P    makes S^T and P^T, and has about half of the columns of dK and dV
 //   dS   makes dP^T and dS^T, and has the other columns

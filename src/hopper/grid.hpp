@@ -11,10 +11,10 @@ inline namespace HOPPER_BACKEND {
 /// red.global.add.v4.f32.
 HOPPER_FUNCTION void add_to_global(float* to, const float (&value)[4]);
 
-/// Waits until the counter has come to `count`; acquires what came before the raise_count()s. Only CTAs that start
-/// earlier may be waited for.
+/// Waits until the counter has come to `count`; acquires what came before the raise_count()s. Only for what
+/// CTAs that run already will do.
 HOPPER_FUNCTION void wait_for_count(const unsigned& counter, unsigned count);
-/// Adds 1; releases, with warp_sync() before it, what this thread's warp has done to global memory.
+/// Adds 1; releases what this thread has done to global memory, or knows that others have.
 HOPPER_FUNCTION void raise_count(unsigned& counter);
 
 /// Waits until the grid before this one in the stream has ended, if it was launched to overlap with it; what that wrote

@@ -31,8 +31,9 @@ HOPPER_FUNCTION void tma_load_multicast(std::uint32_t address, const TensorMap& 
 HOPPER_FUNCTION void load_bytes(void* to, const void* from, int bytes, Mbarrier& barrier);
 
 /// Starts adding `bytes` of f32 from shared to global memory, each number atomically, in no particular order; one
-/// thread, after fence_async_shared() by those who wrote them. Both addresses and `bytes` are multiples of 16. Belongs
-/// to this thread's open store group. PTX ISA, "cp.reduce.async.bulk".
+/// thread, after fence_async_shared() by those who wrote them, or by this thread once it knows that they have. Both
+/// addresses and `bytes` are multiples of 16. Belongs to this thread's open store group. PTX ISA,
+/// "cp.reduce.async.bulk".
 HOPPER_FUNCTION void add_floats(float* to, const float* from, int bytes);
 
 /// Closes this thread's store group.

@@ -24,7 +24,7 @@ TensorRef from_row(TensorRef tensor, int row) {
 }
 
 /// The order of a deterministic run. Tiles of one head add to dQ in turn, so when all begin at once each starts behind
-/// the one before by the time that one addition takes. With at most 32 of a head running at once, and as many heads as
+/// the one before by the time that one addition takes. With about 32 of a head running at once, or as many heads as
 /// fit into L2, that is little beside a tile.
 attention::TileOrder deterministic(attention::TileOrder order, const BackwardProblem& problem, int resident) {
   constexpr std::int64_t tiles_of_head = 32, l2_bytes = std::int64_t(32) << 20;
@@ -158,10 +158,10 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
 
   launch.before_ctas = int(std::int64_t(sequences) * plan.blocks * config.tile_q / attention::rows_of_cta);
   const int tiles = plan.key_tiles * kv_sequences;
+  launch.main_ctas = cta_count(tiles, 1, sm_count, problem.sm_margin);
   if (launch.before_ctas > 0) {
     main.next_item = counts;
     main.turns = counts + 1;
-    launch.main_ctas = cta_count(tiles, 1, sm_count, problem.sm_margin);
   } else {
     launch.main_ctas = tiles;  // nobody resets the counter
   }

@@ -12,8 +12,9 @@
 
 namespace fa3::kernels {
 
-/// The workspace holds, in this order: two f32 for every query row; dQ in f32 (attention::DqLayout); deterministic: the
-/// counts; copies of the tensors that TMA cannot address. Rows of a sequence are padded to whole blocks.
+/// The workspace holds, in this order: two f32 for every query row; dQ in f32 (attention::DqLayout); the counter of
+/// items, deterministic: the turns; copies of the tensors that TMA cannot address. Rows of a sequence are padded to
+/// whole blocks.
 struct BackwardPlan {
   int row = -1;  // of backward_rows
   BackwardConfig config{};

@@ -421,6 +421,63 @@ TEST_F(Diagnoses, StoreOfWhatWasNotFenced) {
   EXPECT_NE(run(kernel(true, false)), "");
 }
 
+// The reader may have the fence instead of the writer, once it knows of the writes.
+TEST_F(Diagnoses, FenceOfTheReader) {
+  enum class Fence { none, before_the_wait, behind_it, in_some_threads };
+  const auto kernel = [&](Fence fence, bool product) {
+    return [&, fence, product](Shared& shared) {
+      init(shared);
+      if (hopper::warpgroup() == 1) {
+        const std::uint32_t fragment[4] = {};
+        for (int column = 0; column < 64; column += 16)
+          hopper::store_matrix(shared.a, 16 * hopper::warp_of_warpgroup(), column, fragment);
+        hopper::cta_sync();
+        return;
+      }
+      if (fence == Fence::before_the_wait) hopper::fence_async_shared();
+      hopper::cta_sync();
+      if (fence == Fence::behind_it || (fence == Fence::in_some_threads && thread() < 100))
+        hopper::fence_async_shared();
+      if (product) {
+        hopper::Accumulator<64> s{};
+        hopper::issue_abt<hopper::Element::f16>(s, shared.a, 0, shared.a);
+        hopper::wgmma_commit();
+        hopper::wgmma_wait<0>(s);
+      } else if (thread() == 5) {
+        hopper::store_rows(map(), {0, 0, 0, 0}, shared.a, 0);
+        hopper::store_commit();
+        hopper::store_wait_read<0>();
+      }
+    };
+  };
+  for (const bool product : {false, true}) {
+    EXPECT_EQ(run(kernel(Fence::behind_it, product), Completion::eager, 1, 256), "") << product;
+    for (const Fence fence : {Fence::none, Fence::before_the_wait})
+      expect_says(run(kernel(fence, product), Completion::eager, 1, 256), {"wrote without fence_async_shared"});
+  }
+  EXPECT_NE(run(kernel(Fence::in_some_threads, true), Completion::eager, 1, 256), "");
+}
+
+TEST_F(Diagnoses, CountThatNobodyRaises) {
+  unsigned count = 0;
+  const auto kernel = [&](unsigned raises) {
+    return [&, raises](Shared&) {
+      if (thread() == 3) hopper::wait_for_count(count, 2);
+      if (thread() == 40)
+        for (unsigned i = 0; i < raises; ++i) hopper::raise_count(count);
+    };
+  };
+  EXPECT_EQ(run(kernel(2)), "");
+  count = 0;
+  expect_says(run(kernel(1)), {"deadlock", "waits for count 2, which is "});
+}
+
+TEST_F(Diagnoses, UniformRegisterOfDifferentValues) {
+  EXPECT_EQ(run([](Shared&) { hopper::in_uniform_register(hopper::warp_of_warpgroup()); }), "");
+  expect_says(run([](Shared&) { hopper::in_uniform_register(hopper::lane() / 31); }),
+              {"in_uniform_register of 1, where lane 0 has 0"});
+}
+
 // The fence is for those who read asynchronously; who reads otherwise need not know of it.
 TEST_F(Diagnoses, FenceBehindWhatWasHandedOver) {
   EXPECT_EQ(run(

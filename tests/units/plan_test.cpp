@@ -127,6 +127,44 @@ TEST(BackwardPlan, DeterministicTilesWaitForLowerItemsOnlyAndFewOfAHeadRunAtOnce
     }
 }
 
+TEST(BackwardPlan, CountsAreResetWhereTheyAreUsed) {
+  const TensorMapEncoder no_maps = [](const hopper::TensorMapSpec&) { return hopper::TensorMap{}; };
+  std::vector<unsigned char> workspace(1);
+  for (const bool deterministic : {false, true}) {
+    BackwardProblem problem = backward_problem(3, 200, true);
+    problem.deterministic = deterministic;
+    problem.sm_margin = 127;
+    BackwardPlan plan = plan_backward(problem);
+    const attention::DqLayout layout = attention::dq_layout(plan.config);
+    const BackwardLaunch launch = backward_launch(problem, plan, workspace.data(), 132, no_maps);
+    EXPECT_EQ(launch.main_ctas, 5);
+    EXPECT_EQ(plan.count_count, 1 + (deterministic ? 3 * 4 * layout.parts : 0));  // blocks of 64 rows
+    EXPECT_EQ(launch.before.count_count, plan.count_count);
+    EXPECT_EQ(launch.before.counts, launch.main.next_item);
+    EXPECT_EQ(launch.main.turns, launch.main.next_item + 1);
+
+    problem.sm_margin = 132;
+    EXPECT_THROW(backward_launch(problem, plan, workspace.data(), 132, no_maps), Error);
+
+    // Without query rows there is no kernel before the main one: no counter, and a CTA for every tile.
+    problem.sm_margin = 0;
+    problem.seqlen_q = 0;
+    for (TensorRef* tensor : {&problem.d_o, &problem.q, &problem.o, &problem.dq}) tensor->shape[1] = 0;
+    plan = plan_backward(problem);
+    const BackwardLaunch empty = backward_launch(problem, plan, workspace.data(), 4, no_maps);
+    EXPECT_EQ(empty.before_ctas, 0);
+    EXPECT_EQ(empty.main_ctas, 6);
+    EXPECT_EQ(empty.main.next_item, nullptr);
+  }
+}
+
+TEST(BackwardPlan, StatisticsOfAThreadStandTogether) {
+  for (int row = 0; row < 128; ++row) {
+    const int lane = row % 8 / 2, j = row / 8, e = row % 2;  // the thread whose column it is, and which of its columns
+    EXPECT_EQ(attention::place_of_statistics(row), 16 * (j / 2) + 4 * lane + 2 * (j % 2) + e);
+  }
+}
+
 TEST(Table, HeadDimsOfModelsGetTheirRows) {
   struct {
     int d, d_v, row_d, row_d_v;

@@ -6,10 +6,10 @@ namespace fa3::hopper::inline device {
 
 __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x % warp_threads); }
 
-// Why the shuffle: the compiler then knows that the value is the same in the whole warp and keeps it in a uniform
-// register.
 __device__ __forceinline__ int thread_of_warpgroup() { return static_cast<int>(threadIdx.x % warpgroup_threads); }
 
+// Why the shuffle: the compiler then knows that the value is the same in the whole warp and keeps it in a uniform
+// register.
 __device__ __forceinline__ int warp_of_warpgroup() {
   return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / warp_threads), 0) % 4;
 }

@@ -1065,6 +1065,12 @@ int Cluster::from_lane_0(int x, const char* what) {
   return int(shuffle(std::uint32_t(x), what, [](const auto& all, std::size_t) { return all[0]; }));
 }
 
+int Cluster::same_in_warp(int x, const char* what) {
+  const int of_lane_0 = from_lane_0(x, what);
+  if (of_lane_0 != x) fail(string(what) + " of " + to_string(x) + ", where lane 0 has " + to_string(of_lane_0));
+  return x;
+}
+
 float Cluster::quad_reduce(float value, bool maximum) {
   const auto reduce = [maximum](const auto& all, std::size_t lane) {
     const auto of = [&](std::size_t i) { return std::bit_cast<float>(all[lane / 4 * 4 + i]); };

@@ -117,6 +117,8 @@ class Cluster {
   std::uint32_t quad_exchange(std::uint32_t x);
   /// A shuffle: what lane 0 gives. `what` names it in messages.
   int from_lane_0(int x, const char* what);
+  /// x, which must be the same in all lanes.
+  int same_in_warp(int x, const char* what);
   float quad_reduce(float value, bool maximum);
   void account_exp2();
   void account_alu(double warp_cycles, const char* label);
@@ -131,7 +133,7 @@ class Cluster {
   /// 16-byte aligned bytes of global memory, to 16-byte aligned shared memory.
   void bulk_load(void* to, const void* from, int bytes, std::uint64_t& barrier);
   void bulk_add(float* to, const void* from, int bytes);
-  /// Other CTAs of the grid run before this one or after it, so a count that is not reached yet never will be.
+  /// Other CTAs of the grid run before this one or after it, so only its own threads can still raise the count.
   void wait_for_count(const unsigned& counter, unsigned count);
   void raise_count(unsigned& counter);
   void send_word(std::uint32_t& to, std::uint32_t value, std::uint64_t& barrier, int rank);

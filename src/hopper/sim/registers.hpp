@@ -16,6 +16,6 @@ inline void claim_registers() {
 
 inline int recompute(int x) { return x; }
 inline int uniform(int x) { return simulator::Cluster::current().from_lane_0(x, "uniform"); }
-inline int in_uniform_register(int x) { return simulator::Cluster::current().from_lane_0(x, "in_uniform_register"); }
+inline int in_uniform_register(int x) { return simulator::Cluster::current().same_in_warp(x, "in_uniform_register"); }
 
 }  // namespace fa3::hopper::inline sim
