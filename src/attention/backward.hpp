@@ -202,11 +202,10 @@ class BackwardConsumer {
   using Dq = hopper::Accumulator<layout.part_columns>;  // 64 rows x this warpgroup's columns
   using At = Cursor<config.stages>;
 
-  /// This thread's warp. Not kept, as the warpgroup is not where it can be helped: accumulators need the registers.
-  HOPPER_FUNCTION static int warp() { return hopper::thread_of_warpgroup() / hopper::warp_threads; }
+  // Neither the warp nor, where it can be helped, the warpgroup is kept: accumulators need the registers.
   HOPPER_FUNCTION int warpgroup() const { return hopper::recompute(warpgroup_); }
   /// The warp's first key in the tile.
-  HOPPER_FUNCTION int warp_key() const { return 64 * warpgroup() + 16 * warp(); }
+  HOPPER_FUNCTION int warp_key() const { return 64 * warpgroup() + 16 * warp_of_thread(); }
 
   // Whether dV += P^T dO is issued as soon as P is there, under the dP of its block.
   static constexpr bool dv_early = config.multiplies_p16();
@@ -436,7 +435,7 @@ class BackwardConsumer {
   }
   /// Of the warpgroup's part of dQ.
   HOPPER_FUNCTION FourOfDq* quarter_of_warp() {
-    return shared_.dq[warpgroup()].four + 4 * layout.part_columns * warp();
+    return shared_.dq[warpgroup()].four + 4 * layout.part_columns * warp_of_thread();
   }
   HOPPER_FUNCTION void stage_dq(const Dq& dq, At at) {
     // stages is even: a stage's blocks all have the same phase of dq_empty.

@@ -71,6 +71,10 @@ HOPPER_FUNCTION void pack(hopper::OperandA<columns>& to, const hopper::Accumulat
   }
 }
 
+/// This thread's warp in its warpgroup, for addresses: unlike warp_of_warpgroup() not known to be uniform, but no
+/// shuffle.
+HOPPER_FUNCTION int warp_of_thread() { return hopper::thread_of_warpgroup() / hopper::warp_threads; }
+
 /// The buffer before this one in its ring.
 template <int length>
 HOPPER_FUNCTION Cursor<length> before(Cursor<length> at) {

@@ -54,7 +54,7 @@ class WideConsumer {
   using Dv = hopper::Accumulator<dv_columns>;
 
   /// The warp's first key in the tile. Not kept: accumulators need the register.
-  HOPPER_FUNCTION static int warp_key() { return hopper::thread_of_warpgroup() / hopper::warp_threads * 16; }
+  HOPPER_FUNCTION static int warp_key() { return 16 * warp_of_thread(); }
 
   HOPPER_FUNCTION void differentiate() {
     Dk dk{};
@@ -269,8 +269,7 @@ class WideDq {
       // [B9] dQ = dS K, a chunk while the one before is added.
       Chunk chunk[2];
       issue(chunk[0], 0);
-      const int warp = hopper::thread_of_warpgroup() / hopper::warp_threads;
-      float* const place = sum.place(visit) + 16 * config.d * warp + 4 * hopper::lane();
+      float* const place = sum.place(visit) + 16 * config.d * warp_of_thread() + 4 * hopper::lane();
       HOPPER_UNROLL
       for (int i = 0; i < chunks; ++i) {
         if (i + 1 < chunks) {
@@ -283,8 +282,10 @@ class WideDq {
         if (config.deterministic && i == 0) shared_.turn.wait(turn_phase_);
         add(place + 16 * 64 * i, chunk[i % 2]);
       }
-      if constexpr (config.deterministic) release(shared_.added);
-      turn_phase_ ^= 1;
+      if constexpr (config.deterministic) {
+        release(shared_.added);
+        turn_phase_ ^= 1;
+      }
       ++at_;
     } while (visit.to_next(tile.blocks));
   }
