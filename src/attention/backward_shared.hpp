@@ -42,7 +42,7 @@ struct alignas(1024) DqPart {
 ///   d_o_full    1 + bytes (producer)        consumers   this stage's dO block has landed
 ///   d_o_empty   1 per warp of S, dP         producer    it may be overwritten
 ///   ds_full     1 per warp of dS            consumers   all of a block's dS has been written
-///   ds_empty    1 per consumer warp         P, dS, dQ   wide rows: all warpgroups have read it
+///   ds_empty    1 per consumer warp         P, dS       wide rows: all warpgroups have read it
 ///   dq_full[w]  1 per warp of warpgroup w   adder w     all of its part of a block's dQ has been staged
 ///   dq_empty[w] 1 (adder w)                 w           it has been read
 ///   turn        1 (taker), 1 (passer)       dQ, taker   wide rows: it is the tile's turn to add to a block

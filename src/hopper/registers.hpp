@@ -21,8 +21,7 @@ HOPPER_FUNCTION int recompute(int x);
 /// computed from it can live in uniform registers.
 HOPPER_FUNCTION int uniform(int x);
 /// The same by an instruction (redux) whose result is a uniform register: ptxas then computes there what follows, such
-/// as the descriptors of a product, where after uniform() it may copy each one over. Not for values that are waited
-/// for.
+/// as the descriptors of a product, where after uniform() it may copy each one over.
 HOPPER_FUNCTION int in_uniform_register(int x);
 
 }  // namespace HOPPER_BACKEND
