@@ -59,7 +59,7 @@ class BackwardProducer {
       : shared_(shared), args_(args) {}
 
   HOPPER_FUNCTION void run() {
-    int item = config.deterministic && args_.next_item != nullptr ? ask() : hopper::cta();
+    int item = args_.next_item != nullptr && args_.unasked == 0 ? ask() : hopper::cta();
     while (item < args_.order.count()) item = load(key_tile<config>(args_, item));
     shared_.kv_empty.wait(tile_phase_ ^ 1);
     hopper::store_shared(shared_.tile.first_key, -1);
@@ -88,7 +88,10 @@ class BackwardProducer {
     for (int i = 0; i < ahead; ++i) load_next_q();
     load_next_q();
     if (visits > 0) load_d_o(tile, d_o);
-    if (!first) load_kv(tile);
+    if (!first) {
+      await_zeros(args_, tile);
+      load_kv(tile);
+    }
     for (int i = 1; i < visits; ++i) {
       load_next_q();
       d_o.to_next(tile.blocks);
@@ -97,11 +100,11 @@ class BackwardProducer {
     return ask();
   }
 
-  /// The next item that no CTA has taken. The first of each is not asked for, but in a deterministic run (DqSum).
+  /// The next item that no CTA has taken.
   HOPPER_FUNCTION int ask() {
     if (args_.next_item == nullptr) return args_.order.count();
     wait_for_statistics();  // and the counter
-    return (config.deterministic ? 0 : hopper::cta_count()) + int(hopper::atomic_add(args_.next_item, 1u));
+    return int(hopper::atomic_add(args_.next_item, 1u));
   }
   /// They, the counter and the zeros in dQ are the work of the grid before this one.
   HOPPER_FUNCTION void wait_for_statistics() {
@@ -166,6 +169,7 @@ HOPPER_FUNCTION void add_dq(BackwardShared<config>& shared, const BackwardArgume
     phase ^= 1;
     hopper::fence_async_shared();
     sum.take_turn(visit);
+    hopper::fence_async_global();  // from the zeros, and what others have added, to what is added
     hopper::add_floats(sum.place(visit), shared.dq[part].four[0].value, sizeof(shared.dq[part]));
     hopper::store_commit();
     hopper::store_wait_read<0>();
@@ -299,8 +303,8 @@ class BackwardConsumer {
       }
     }
     if constexpr (dv_early) {
-      if (is_edge(visit)) hide_from<0, config.tile_q>(visit, s);
-      pack<element, 0, config.tile_q>(p, s);
+      if (is_edge(visit)) hide_from(visit, s);
+      pack<element>(p, s);
       d_ = read_ahead(shared_.statistics[at_.stage].minus_d);
       issue_dv(dv, p);
       hopper::wgmma_wait<1>(dp);
@@ -316,18 +320,16 @@ class BackwardConsumer {
   }
 
   HOPPER_FUNCTION bool is_edge(Visit visit) const { return visit.block < whole_.first || visit.block >= whole_.end; }
-  template <int begin, int end, class... Accumulators>
-  HOPPER_FUNCTION void hide_from(Visit visit, Accumulators&... all) const {
-    hide<begin, end>(args_.mask, hopper::load_shared(shared_.tile.first_key) + warp_key() + hopper::lane() / 4,
-                     visit.block * config.tile_q, all...);
+  HOPPER_FUNCTION void hide_from(Visit visit, auto&... all) const {
+    hide<config.tile_q>(args_.mask, hopper::load_shared(shared_.tile.first_key) + warp_key() + hopper::lane() / 4,
+                        visit.block * config.tile_q, all...);
   }
 
-  /// [B7] dS = P * (dP - D), 0 where masked, of columns [begin, end), in 16 bits.
-  template <int begin, int end>
-  HOPPER_FUNCTION void derive(Visit visit, S& s, S& dp, P& p, P& ds) const {
-    const OfRows<end - begin> minus_d = part<end - begin>(d_, shared_.statistics[at_.stage].minus_d, begin);
+  /// [B7] dS = P * (dP - D), 0 where masked, in 16 bits.
+  HOPPER_FUNCTION void derive(Visit visit, const S& s, S& dp, P& p, P& ds) const {
+    const OfRows<config.tile_q> minus_d = part<config.tile_q>(d_, shared_.statistics[at_.stage].minus_d, 0);
     HOPPER_UNROLL
-    for (int j = begin / 8; j < end / 8; ++j) {
+    for (int j = 0; j < config.tile_q / 8; ++j) {
       HOPPER_UNROLL
       for (int r = 0; r < 2; ++r) {
         float of_p[2];
@@ -339,19 +341,19 @@ class BackwardConsumer {
         HOPPER_UNROLL
         for (int e = 0; e < 2; ++e) {
           float& x = dp.value[4 * j + 2 * r + e];
-          x = of_p[e] * hopper::fma(x, inverse_p_size, minus_d.of(j - begin / 8, e));
+          x = of_p[e] * hopper::fma(x, inverse_p_size, minus_d.of(j, e));
         }
       }
     }
-    if (is_edge(visit)) {
-      if constexpr (dv_early) {
-        hide_from<begin, end>(visit, dp);
-      } else {
-        hide_from<begin, end>(visit, s, dp);
-      }
+    if constexpr (dv_early) {
+      if (is_edge(visit)) hide_from(visit, dp);
+      pack<element>(ds, dp);
+    } else {
+      // Why behind pack(): around the branch there are half as many registers then.
+      pack<element>(p, s);
+      pack<element>(ds, dp);
+      if (is_edge(visit)) hide_from(visit, p, ds);
     }
-    if constexpr (!dv_early) pack<element, begin, end>(p, s);
-    pack<element, begin, end>(ds, dp);
   }
 
   /// One block, whose P and dP are there, and P and dP of the next one, to which `visit` goes on. Why so, and not from
@@ -360,14 +362,8 @@ class BackwardConsumer {
   HOPPER_FUNCTION void step(Visit& visit, S& s, S& dp, P& p, Dk& dk, Dv& dv) {
     constexpr int dqs = first ? 0 : 1, next = last ? 0 : 1;  // products
     P ds;
-    if constexpr (dv_early) {
-      derive<0, config.tile_q>(visit, s, dp, p, ds);
-    } else {
-      // Why in parts: nvcc 13.0 mixes what stands between two branches, and would run out of registers.
-      derive<0, 64>(visit, s, dp, p, ds);
-      derive<64, 128>(visit, s, dp, p, ds);
-      issue_dv(dv, p);
-    }
+    derive(visit, s, dp, p, ds);
+    if constexpr (!dv_early) issue_dv(dv, p);
     if constexpr (!first) await_ds(before(at_));
     stage_ds(ds);
     // [B8] dK += dS^T Q.
@@ -502,7 +498,9 @@ HOPPER_FUNCTION void backward(BackwardShared<config>& shared, const BackwardArgu
     hopper::release_registers<config.producer_registers()>();
     if (leader) BackwardProducer<config>(shared, args).run();
     const int assistant = hopper::warp_of_warpgroup() - 1;
-    if (assistant >= 0 && assistant < BackwardShared<config>::assistants && hopper::elect_one()) {
+    if (assistant == 2) {
+      zero_ahead(shared, args);
+    } else if (assistant >= 0 && assistant < BackwardShared<config>::assistants - 1 && hopper::elect_one()) {
       if constexpr (config.wide()) {
         assistant == 0 ? take_turns(shared, args) : pass_turns(shared, args);
       } else {

@@ -20,7 +20,7 @@ struct Rows {
   bool aligned;  // every eight features lie at a multiple of 16 bytes
 };
 
-/// Before the main kernel: what it needs of every query row, and a dQ of zeros.
+/// Before the main kernel: what it needs of every query row, and zeros in the dQ that it begins with.
 struct BeforeBackwardArguments {
   Rows d_o, o;
   const float* lse;
@@ -35,9 +35,11 @@ struct BeforeBackwardArguments {
   // Written: by sequence and block, tile_q times -LSE in base 2, plus log2_p_size, then tile_q times -D *
   // inverse_p_size, both in the order of place_of_statistics().
   float* statistics;
-  float* dq;         // zeroed: DqLayout by sequence and block
-  unsigned* counts;  // zeroed: count_count of them
+  float* dq;  // zeroed: dq_floats of DqLayout by sequence and block
+  std::int64_t dq_floats;
+  unsigned* counts;  // count_count of them: the first is set to first_count, the others are zeroed
   std::int64_t count_count;
+  unsigned first_count;
 };
 
 struct BackwardArguments {
@@ -47,8 +49,14 @@ struct BackwardArguments {
   float* dq;
   // Deterministic: how many tiles have added to each part of a block of dQ.
   unsigned* turns;
-  // How many items have been asked for; 0 at launch. Null: no item has query rows, and every one its CTA.
+  // The next item that CTAs ask for; at launch `unasked`. Null: no item has query rows, and every one its CTA.
   unsigned* next_item;
+  // Items that CTAs begin with, without having asked: one each, or none, where tiles wait for others.
+  int unasked;
+  // Key/value sequences (with the query heads of their group): the tiles of s zero the dQ of s + ahead, each its share,
+  // so that it is in L2 when it is added to. How many have, by sequence.
+  int ahead;
+  unsigned* zeroed;
   int blocks;  // of tile_q rows in a sequence
   int heads, group;
   Mask mask;

@@ -40,30 +40,45 @@ HOPPER_FUNCTION std::uint32_t seeing_word(const Mask& mask, int key, int first_r
   return visible_word({rows.first - first_row, rows.end - first_row}, 2 * (hopper::lane() % 4));
 }
 
-/// 0 where the row does not see the key, whatever stood there, in every accumulator: in columns [begin, end) of
-/// the block, whose rows begin at first_row. Key r of the thread is first_key + 8 r.
-template <int begin, int end, class... Accumulators>
-HOPPER_FUNCTION void hide(const Mask& mask, int first_key, int first_row, Accumulators&... all) {
+/// 0 where the row does not see the key, whatever stood there: numbers of key r, of 64 rows from `begin` on, of which
+/// visible_word() says which are seen.
+template <int columns>
+HOPPER_FUNCTION void hide_by_word(hopper::Accumulator<columns>& of, int begin, int r, std::uint32_t word) {
+  HOPPER_UNROLL
+  for (int j = 0; j < 8; ++j) {
+    HOPPER_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      float& x = of.value[begin / 2 + 4 * j + 2 * r + e];
+      const bool visible = (word >> (2 * j + e)) & 1;
+      x = visible ? x : 0.0f;
+    }
+  }
+}
+template <int columns>
+HOPPER_FUNCTION void hide_by_word(hopper::OperandA<columns>& of, int begin, int r, std::uint32_t word) {
+  HOPPER_UNROLL
+  for (int j = 0; j < 8; ++j)
+    of.value[begin / 4 + 2 * j + r] &=
+        ((word >> (2 * j)) & 1 ? 0xffffu : 0u) | ((word >> (2 * j + 1)) & 1 ? 0xffff0000u : 0u);
+}
+/// The same in all of these, of `columns` rows from first_row on. Key r of the thread is first_key + 8 r.
+template <int columns>
+HOPPER_FUNCTION void hide(const Mask& mask, int first_key, int first_row, auto&... all) {
   HOPPER_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const std::uint32_t word = seeing_word(mask, first_key + 8 * r, first_row + begin);
     HOPPER_UNROLL
-    for (int j = 0; j < (end - begin) / 8; ++j) {
-      HOPPER_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        const int i = begin / 2 + 4 * j + 2 * r + e;
-        const bool visible = (word >> (2 * j + e)) & 1;
-        ((all.value[i] = visible ? all.value[i] : 0.0f), ...);
-      }
+    for (int begin = 0; begin < columns; begin += 64) {
+      const std::uint32_t word = seeing_word(mask, first_key + 8 * r, first_row + begin);
+      (hide_by_word(all, begin, r, word), ...);
     }
   }
 }
 
-/// Columns [begin, end) in 16 bits.
-template <hopper::Element element, int begin, int end, int columns>
+/// In 16 bits.
+template <hopper::Element element, int columns>
 HOPPER_FUNCTION void pack(hopper::OperandA<columns>& to, const hopper::Accumulator<columns>& from) {
   HOPPER_UNROLL
-  for (int column = begin; column < end; column += 16) {
+  for (int column = 0; column < columns; column += 16) {
     std::uint32_t fragment[4];
     pack16<element>(fragment, from, column);
     HOPPER_UNROLL
@@ -97,6 +112,11 @@ struct Visit {
   }
 };
 
+/// Counted through all batch entries.
+HOPPER_FUNCTION int kv_sequence(const BackwardArguments& args, const auto& tile) {
+  return tile.batch * args.order.heads + tile.kv_head;
+}
+
 /// [B10] Adding to dQ, f32 numbers in global memory to which all tiles add. Deterministic: in the order of their keys.
 ///
 /// Why that ends: a tile waits for tiles with earlier keys of its head, which have lower items, and CTAs ask for all
@@ -110,7 +130,7 @@ class DqSum {
 
   HOPPER_FUNCTION DqSum(const BackwardArguments& args, const auto& tile, int part)
       : args_(args),
-        end_of_heads_((tile.batch * args.heads + (tile.kv_head + 1) * args.group) * args.blocks),
+        end_of_heads_((kv_sequence(args, tile) + 1) * args.group * args.blocks),
         turn_(tile.first_key / config.tile_kv),
         part_(part) {}
 
@@ -153,6 +173,33 @@ HOPPER_FUNCTION void for_each_visit(BackwardShared<config>& shared, const Backwa
       work(sum, visit);
     } while (visit.to_next(tile.blocks));
   }
+}
+
+/// Zeroes ahead (BackwardArguments); a warp that has nothing else to do. A tile's share are pieces of 512 bytes.
+template <BackwardConfig config>
+HOPPER_FUNCTION void zero_ahead(BackwardShared<config>& shared, const BackwardArguments& args) {
+  const std::int64_t floats = std::int64_t(args.group) * args.blocks * dq_layout(config).block_floats();
+  for (int tile_phase = 0;; tile_phase ^= 1) {
+    shared.k_full.wait(tile_phase);
+    const auto tile = hopper::load_shared(shared.tile);
+    if (tile.first_key < 0) return;
+    release(shared.kv_empty);
+    const int sequence = kv_sequence(args, tile) + args.ahead;
+    if (sequence >= args.order.sequences) continue;
+    FourOfDq* const dq = reinterpret_cast<FourOfDq*>(args.dq + sequence * floats) + hopper::lane();
+    const std::int64_t pieces = floats / 128, step = args.order.row_items;
+    HOPPER_NO_UNROLL
+    for (std::int64_t i = tile.first_key / config.tile_kv; i < pieces; i += step) dq[32 * i] = FourOfDq{};
+    hopper::warp_sync();
+    if (hopper::lane() == 0) hopper::raise_count(args.zeroed[sequence]);
+  }
+}
+
+/// The producer, before it hands out a tile: the dQ that this adds to must have been zeroed. As turns (DqSum), that
+/// ends: all tiles of the sequence that did it have lower items, and they do it when they begin.
+HOPPER_FUNCTION void await_zeros(const BackwardArguments& args, const auto& tile) {
+  const int sequence = kv_sequence(args, tile);
+  if (sequence >= args.ahead) hopper::wait_for_count(args.zeroed[sequence], unsigned(args.order.row_items));
 }
 
 template <int columns>

@@ -44,7 +44,7 @@ HOPPER_FUNCTION int thread_of_cta() {
 }
 
 /// [B1] Statistics of rows_of_cta rows of padded sequences (blocks * layout.rows rows each): D = rowsum(dO * O), and
-/// -LSE in base 2. Rows without keys and those of the padding get -inf, so that P = 0. Zeroes dQ of the same rows.
+/// -LSE in base 2. Rows without keys and those of the padding get -inf, so that P = 0. Zeroes the first of dQ.
 template <hopper::Element element>
 HOPPER_FUNCTION void before_backward(const BeforeBackwardArguments& args) {
   hopper::let_next_grid_start();
@@ -62,14 +62,21 @@ HOPPER_FUNCTION void before_backward(const BeforeBackwardArguments& args) {
         minus_lse = hopper::fma(lse, args.ratio_high, lse * args.ratio_low);
       const std::uint16_t* const d_o = row_of(args.d_o, batch, head, row);
       const std::uint16_t* const o = row_of(args.o, batch, head, row);
-      for (int feature = 8 * (thread % 4); feature < args.d_v; feature += 32) {
-        const EightFeatures a = load_eight(d_o + feature, args.d_o.aligned),
-                            b = load_eight(o + feature, args.o.aligned);
+      // Two at a time, so that enough loads are under way.
+      for (int first = 8 * (thread % 4); first < args.d_v; first += 2 * 32) {
+        EightFeatures a[2] = {}, b[2] = {};
         HOPPER_UNROLL
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < 2; ++i) {
+          const int feature = first + 32 * i;
+          if (feature >= args.d_v) continue;
+          a[i] = load_eight(d_o + feature, args.d_o.aligned);
+          b[i] = load_eight(o + feature, args.o.aligned);
+        }
+        HOPPER_UNROLL
+        for (int i = 0; i < 8; ++i) {
           float a_low, a_high, b_low, b_high;
-          hopper::unpack2<element>(a.pair[i], a_low, a_high);
-          hopper::unpack2<element>(b.pair[i], b_low, b_high);
+          hopper::unpack2<element>(a[i / 4].pair[i % 4], a_low, a_high);
+          hopper::unpack2<element>(b[i / 4].pair[i % 4], b_low, b_high);
           sum = hopper::fma(a_low, b_low, sum);
           sum = hopper::fma(a_high, b_high, sum);
         }
@@ -83,12 +90,10 @@ HOPPER_FUNCTION void before_backward(const BeforeBackwardArguments& args) {
     statistics[args.layout.rows] = -args.inverse_p_size * sum;
   }
 
-  const int fours = args.layout.block_floats() / args.layout.rows * rows_of_cta / 4;  // of this CTA's rows
-  FourOfDq* const dq = reinterpret_cast<FourOfDq*>(args.dq) + std::int64_t(hopper::cta()) * fours;
-  for (int i = thread; i < fours; i += row_threads) dq[i] = FourOfDq{};
-  for (std::int64_t i = std::int64_t(hopper::cta()) * row_threads + thread; i < args.count_count;
-       i += std::int64_t(hopper::cta_count()) * row_threads)
-    args.counts[i] = 0;
+  const std::int64_t first = std::int64_t(hopper::cta()) * row_threads + thread;
+  const std::int64_t step = std::int64_t(hopper::cta_count()) * row_threads;
+  for (std::int64_t i = first; i < args.dq_floats / 4; i += step) reinterpret_cast<FourOfDq*>(args.dq)[i] = FourOfDq{};
+  for (std::int64_t i = first; i < args.count_count; i += step) args.counts[i] = i == 0 ? args.first_count : 0;
 }
 
 /// [B13] One block of dQ in 16 bits, times softmax_scale. A thread reads the 64 bytes in which a quad has left eight
@@ -98,7 +103,9 @@ HOPPER_FUNCTION void after_backward(const AfterBackwardArguments& args) {
   hopper::wait_for_previous_grid();
   const DqLayout& layout = args.layout;
   const int ctas = args.zero_blocks + args.blocks;  // of a sequence
-  const int sequence = hopper::cta() / ctas, index = hopper::cta() % ctas - args.zero_blocks;
+  // The last ones first: they are still in L2.
+  const int place = hopper::cta_count() - 1 - hopper::cta();
+  const int sequence = place / ctas, index = place % ctas - args.zero_blocks;
   const int batch = sequence / args.heads, head = sequence % args.heads;
   if (index < 0) {
     const int first_row = (index + args.zero_blocks) * layout.rows, pieces = (args.d + 7) / 8;

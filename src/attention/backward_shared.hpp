@@ -52,8 +52,8 @@ template <BackwardConfig config>
 struct BackwardShared {
   static constexpr int consumer_warps = 4 * config.consumer_warpgroups();
   static constexpr int score_warps = 8;  // of S and dP
-  // Threads beside the producer: adders, or those that keep the turns.
-  static constexpr int assistants = !config.wide() ? config.consumer_warpgroups() : config.deterministic ? 2 : 0;
+  // Beside the producer: adders, or those that keep the turns; a warp that zeroes.
+  static constexpr int assistants = (!config.wide() ? config.consumer_warpgroups() : config.deterministic ? 2 : 0) + 1;
   using Weights = hopper::SharedTile<config.tile_q, config.tile_kv>;
   // Both in the order of place_of_statistics(), and in the size of P (BackwardConfig).
   struct alignas(16) Statistics {

@@ -12,6 +12,8 @@ HOPPER_FUNCTION void fence_barrier_init();
 /// TMA and wgmma that are ordered after it. So either the writer has it, before it arrives somewhere, or the reader,
 /// after it has waited there. PTX ISA, "Proxy-preserved base causality order".
 HOPPER_FUNCTION void fence_async_shared();
+/// The same for global memory.
+HOPPER_FUNCTION void fence_async_global();
 
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper

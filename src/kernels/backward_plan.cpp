@@ -40,6 +40,15 @@ attention::TileOrder deterministic(attention::TileOrder order, const BackwardPro
   return order;
 }
 
+/// BackwardArguments::ahead: the sequences of the last section, and twice as many as are worked on at once, so that
+/// nobody waits; those that zero for a section all stand before it. All if little would be saved.
+int zeroed_ahead(const attention::TileOrder& order, int resident) {
+  const int tiles_of_section = order.section * order.row_items;
+  const int at_once = order.section * ((resident + tiles_of_section - 1) / tiles_of_section + 1);
+  const int ahead = order.last + 2 * at_once;
+  return ahead < order.sequences - order.sequences / 4 ? ahead : order.sequences;
+}
+
 }  // namespace
 
 BackwardPlan plan_backward(const BackwardProblem& problem, int row) {
@@ -72,7 +81,8 @@ BackwardPlan plan_backward(const BackwardProblem& problem, int row) {
   };
   plan.statistics = reserve(blocks * 2 * plan.config.tile_q * std::int64_t(sizeof(float)));
   plan.dq = reserve(blocks * layout.block_floats() * std::int64_t(sizeof(float)));
-  plan.count_count = 1 + (problem.deterministic ? blocks * layout.parts : 0);
+  plan.turn_count = problem.deterministic ? blocks * layout.parts : 0;
+  plan.count_count = 1 + plan.turn_count + problem.kv_heads * problem.batch;
   plan.counts = reserve(plan.count_count * std::int64_t(sizeof(unsigned)));
   plan.d_o = stage("d_o", problem.d_o, plan.workspace_bytes);
   plan.q = stage("q", problem.q, plan.workspace_bytes);
@@ -118,6 +128,7 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   before.layout = layout;
   before.statistics = statistics;
   before.dq = dq;
+  before.dq_floats = std::int64_t(sequences) * plan.blocks * layout.block_floats();
   before.counts = counts;
   before.count_count = plan.count_count;
 
@@ -144,6 +155,7 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
                                    problem.causal ? resident : 0, attention::most_in_last_section(1, read_bytes));
     if (problem.deterministic) main.order = deterministic(main.order, problem, resident);
   }
+  main.ahead = kv_sequences;
   main.scale = scale;
   main.scale_log2 = scale_log2;
 
@@ -162,6 +174,10 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   if (launch.before_ctas > 0) {
     main.next_item = counts;
     main.turns = counts + 1;
+    main.zeroed = main.turns + plan.turn_count;
+    if (tiles > 0) main.ahead = zeroed_ahead(main.order, resident);
+    before.dq_floats = before.dq_floats / kv_sequences * main.ahead;
+    before.first_count = main.unasked = problem.deterministic || main.ahead < kv_sequences ? 0 : launch.main_ctas;
   } else {
     launch.main_ctas = tiles;  // nobody resets the counter
   }

@@ -12,9 +12,9 @@
 
 namespace fa3::kernels {
 
-/// The workspace holds, in this order: two f32 for every query row; dQ in f32 (attention::DqLayout); the counter of
-/// items, deterministic: the turns; copies of the tensors that TMA cannot address. Rows of a sequence are padded to
-/// whole blocks.
+/// The workspace holds, in this order: two f32 for every query row; dQ in f32 (attention::DqLayout); counts: of items,
+/// deterministic: the turns, of what has been zeroed; copies of the tensors that TMA cannot address. Rows of a sequence
+/// are padded to whole blocks.
 struct BackwardPlan {
   int row = -1;  // of backward_rows
   BackwardConfig config{};
@@ -24,7 +24,8 @@ struct BackwardPlan {
   int key_tiles = 0;  // of config.tile_kv keys in a sequence
   StagedTensor d_o, q, k, v, dk, dv;
   std::size_t statistics = 0, dq = 0, counts = 0;  // offsets
-  std::int64_t count_count = 0;                    // next_item, and the turns of a deterministic run
+  std::int64_t turn_count = 0;
+  std::int64_t count_count = 0;  // next_item, turn_count turns, and one for every key/value sequence
   std::size_t workspace_bytes = 0;
 };
 

@@ -124,6 +124,14 @@ const NamedCase cases[] = {
        c.v.layout = Layout::repeat_batch;
        return c;
      }},
+    {"zeroed_ahead",
+     [](const Row& row) {  // more heads than are zeroed before, for so few SMs
+       Case c = base(row, 40, row.config.tile_kv + 9, true);
+       c.batch = 6;
+       c.heads = 8;
+       c.kv_heads = 4;
+       return c;
+     }},
     {"few_sms",
      [](const Row& row) {  // CTAs take several tiles
        Case c = base(row, 2 * row.config.tile_q, 2 * row.config.tile_kv + 9, true);

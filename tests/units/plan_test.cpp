@@ -138,10 +138,15 @@ TEST(BackwardPlan, CountsAreResetWhereTheyAreUsed) {
     const attention::DqLayout layout = attention::dq_layout(plan.config);
     const BackwardLaunch launch = backward_launch(problem, plan, workspace.data(), 132, no_maps);
     EXPECT_EQ(launch.main_ctas, 5);
-    EXPECT_EQ(plan.count_count, 1 + (deterministic ? 3 * 4 * layout.parts : 0));  // blocks of 64 rows
-    EXPECT_EQ(launch.before.count_count, plan.count_count);
-    EXPECT_EQ(launch.before.counts, launch.main.next_item);
-    EXPECT_EQ(launch.main.turns, launch.main.next_item + 1);
+    EXPECT_EQ(plan.turn_count, deterministic ? 3 * 4 * layout.parts : 0);  // blocks of 64 rows
+    const unsigned* const counts = launch.before.counts;
+    EXPECT_EQ(launch.main.next_item, counts);
+    EXPECT_EQ(launch.main.turns, counts + 1);
+    EXPECT_EQ(launch.main.zeroed, counts + 1 + plan.turn_count);
+    EXPECT_EQ(launch.before.count_count, 1 + plan.turn_count + 3);
+    EXPECT_EQ(launch.main.ahead, 3);
+    EXPECT_EQ(launch.main.unasked, deterministic ? 0 : 5);
+    EXPECT_EQ(launch.before.first_count, unsigned(launch.main.unasked));
 
     problem.sm_margin = 132;
     EXPECT_THROW(backward_launch(problem, plan, workspace.data(), 132, no_maps), Error);
