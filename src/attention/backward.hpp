@@ -37,10 +37,11 @@ HOPPER_FUNCTION auto key_tile(const BackwardArguments& args, int item) {
   };
   const Tile of_order = args.order.item(item);
   KeyTile<config.key_groups()> tile;
-  tile.first_key = (args.order.row_items - 1) * config.tile_kv - of_order.first_row;
+  const int first_of_cluster = (args.order.row_items - 1) * config.item_keys() - of_order.first_row;
+  tile.first_key = first_of_cluster + rank_of_cta<config>() * config.tile_kv;
   tile.kv_head = of_order.head;
   tile.batch = of_order.batch;
-  const BlockWalk all = blocks_that_see(tile.first_key, config.tile_kv);
+  const BlockWalk all = blocks_that_see(first_of_cluster, config.item_keys());
   tile.blocks = {all.begin, all.end};
   for (int i = 0; i < config.key_groups(); ++i) {
     const BlockWalk own = blocks_that_see(tile.first_key + 64 * i, 64);
@@ -59,7 +60,7 @@ class BackwardProducer {
       : shared_(shared), args_(args) {}
 
   HOPPER_FUNCTION void run() {
-    int item = config.deterministic && args_.next_item != nullptr ? ask() : hopper::cta();
+    int item = config.deterministic && args_.next_item != nullptr ? ask() : first();
     while (item < args_.order.count()) item = load(key_tile<config>(args_, item));
     shared_.kv_empty.wait(tile_phase_ ^ 1);
     hopper::store_shared(shared_.tile.first_key, -1);
@@ -97,11 +98,24 @@ class BackwardProducer {
     return ask();
   }
 
-  /// The next item that no CTA has taken. The first of each is not asked for, but in a deterministic run (DqSum).
+  HOPPER_FUNCTION static int first() {
+    if constexpr (config.cluster > 1) return hopper::cluster();
+    return hopper::cta();
+  }
+  HOPPER_FUNCTION static int clusters() {
+    if constexpr (config.cluster > 1) return hopper::cluster_count();
+    return hopper::cta_count();
+  }
+  /// The next item that no cluster has taken. The first of each is not asked for, but in a deterministic run (DqSum).
   HOPPER_FUNCTION int ask() {
     if (args_.next_item == nullptr) return args_.order.count();
+    if constexpr (config.cluster > 1) {
+      if (hopper::cluster_rank() != 0) return shared_.handover.receive(slot_);
+    }
     wait_for_statistics();  // and the counter
-    return (config.deterministic ? 0 : hopper::cta_count()) + int(hopper::atomic_add(args_.next_item, 1u));
+    const int item = (config.deterministic ? 0 : clusters()) + int(hopper::atomic_add(args_.next_item, 1u));
+    if constexpr (config.cluster > 1) shared_.handover.send(item, slot_);
+    return item;
   }
   /// They, the counter and the zeros in dQ are the work of the grid before this one.
   HOPPER_FUNCTION void wait_for_statistics() {
@@ -115,7 +129,14 @@ class BackwardProducer {
     tile.phase = tile_phase_;
     tile_phase_ ^= 1;
     hopper::store_shared(shared_.tile, tile);
-    shared_.k_full.arrive_expect_bytes(sizeof(shared_.k));
+    if constexpr (config.cluster > 1) {
+      const int rank = hopper::cluster_rank(), key = tile.first_key + (1 - 2 * rank) * config.tile_kv;
+      shared_.k_full.arrive_expect_bytes(sizeof(shared_.k) + sizeof(shared_.peer.k));
+      hopper::load_tile(shared_.peer.k, args_.k,
+                        {rank * dq_layout(config).part_columns, key, tile.kv_head, tile.batch}, shared_.k_full);
+    } else {
+      shared_.k_full.arrive_expect_bytes(sizeof(shared_.k));
+    }
     hopper::load_tile(shared_.k, args_.k, {0, tile.first_key, tile.kv_head, tile.batch}, shared_.k_full);
     shared_.v_full.arrive_expect_bytes(sizeof(shared_.v));
     hopper::load_tile(shared_.v, args_.v, {0, tile.first_key, tile.kv_head, tile.batch}, shared_.v_full);
@@ -124,13 +145,21 @@ class BackwardProducer {
   HOPPER_FUNCTION int head_of(const auto& tile, Visit visit) const {
     return (tile.kv_head + 1) * args_.group - visit.heads;
   }
+  /// Rows of Q or dO, in a cluster half of them, for both CTAs.
+  HOPPER_FUNCTION static void load_rows(auto& tile, const hopper::TensorMap& map, const hopper::Coordinates& at,
+                                        hopper::Mbarrier& full) {
+    if constexpr (config.cluster > 1) {
+      hopper::load_tile_multicast<config.cluster>(tile, map, at, full);
+    } else {
+      hopper::load_tile(tile, map, at, full);
+    }
+  }
   /// [B3] Load Q with its rows' statistics, and dO, through the rings.
   HOPPER_FUNCTION void load_q(const auto& tile, Visit visit) {
     const int stage = q_.stage, head = head_of(tile, visit);
     shared_.q_empty[stage].wait(q_.phase ^ 1);
     shared_.q_full[stage].arrive_expect_bytes(sizeof(shared_.q[0]) + sizeof(shared_.statistics[0]));
-    hopper::load_tile(shared_.q[stage], args_.q, {0, visit.block * config.tile_q, head, tile.batch},
-                      shared_.q_full[stage]);
+    load_rows(shared_.q[stage], args_.q, {0, visit.block * config.tile_q, head, tile.batch}, shared_.q_full[stage]);
     wait_for_statistics();
     const std::int64_t block = (std::int64_t(tile.batch) * args_.heads + head) * args_.blocks + visit.block;
     hopper::load_bytes(&shared_.statistics[stage], args_.statistics + block * (2 * config.tile_q),
@@ -141,8 +170,8 @@ class BackwardProducer {
     const int stage = d_o_.stage;
     shared_.d_o_empty[stage].wait(d_o_.phase ^ 1);
     shared_.d_o_full[stage].arrive_expect_bytes(sizeof(shared_.d_o[0]));
-    hopper::load_tile(shared_.d_o[stage], args_.d_o, {0, visit.block * config.tile_q, head_of(tile, visit), tile.batch},
-                      shared_.d_o_full[stage]);
+    load_rows(shared_.d_o[stage], args_.d_o, {0, visit.block * config.tile_q, head_of(tile, visit), tile.batch},
+              shared_.d_o_full[stage]);
     ++d_o_;
   }
 
@@ -150,6 +179,7 @@ class BackwardProducer {
   const BackwardArguments& args_;
   Cursor<config.q_stages()> q_;
   Cursor<config.d_o_stages()> d_o_;
+  Cursor<2> slot_;  // of the handover
   int tile_phase_ = 0;
   bool statistics_ready_ = false;
 };
@@ -497,7 +527,11 @@ HOPPER_FUNCTION void backward(BackwardShared<config>& shared, const BackwardArgu
     hopper::prefetch(args.v);
     shared.init_barriers();
   }
-  hopper::cta_sync();
+  if constexpr (config.cluster > 1) {
+    hopper::cluster_sync();
+  } else {
+    hopper::cta_sync();
+  }
   if (warpgroup == 0) {
     hopper::release_registers<config.producer_registers()>();
     if (leader) BackwardProducer<config>(shared, args).run();
@@ -521,6 +555,10 @@ HOPPER_FUNCTION void backward(BackwardShared<config>& shared, const BackwardArgu
   } else {
     hopper::release_registers<config.consumer_registers(2)>();
     WideDq<config>(shared, args).run();
+  }
+  if constexpr (config.cluster > 1) {
+    hopper::warp_sync();
+    hopper::cluster_sync();  // the peer may still write to this CTA and arrive on its barriers
   }
 }
 

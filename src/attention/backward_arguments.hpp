@@ -41,18 +41,18 @@ struct BeforeBackwardArguments {
 };
 
 struct BackwardArguments {
-  // Boxes of tile_q (q, d_o), tile_kv (k, v) and 16 rows (dk, dv).
+  // Boxes of tile_q / cluster (q, d_o), tile_kv (k, v) and 16 rows (dk, dv).
   hopper::TensorMap q, d_o, k, v, dk, dv;
   const float* statistics;
   float* dq;
   // Deterministic: how many tiles have added to each part of a block of dQ.
   unsigned* turns;
-  // How many items have been asked for; 0 at launch. Null: no item has query rows, and every one its CTA.
+  // How many items have been asked for; 0 at launch. Null: no item has query rows, and every one its cluster.
   unsigned* next_item;
   int blocks;  // of tile_q rows in a sequence
   int heads, group;
   Mask mask;
-  TileOrder order;   // of the key tiles; it counts them from the end
+  TileOrder order;   // of the key tiles, a tile for each CTA of a cluster; it counts them from the end
   float scale;       // softmax_scale
   float scale_log2;  // softmax_scale * log2(e), of either sign
 };

@@ -10,6 +10,13 @@
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
+/// This CTA's place in its cluster.
+template <BackwardConfig config>
+HOPPER_FUNCTION int rank_of_cta() {
+  if constexpr (config.cluster > 1) return hopper::cluster_rank();
+  return 0;
+}
+
 /// What a thread needs of a block's statistics: those of the query rows that are its columns, of `columns` columns.
 template <int columns>
 struct OfRows {
@@ -98,6 +105,7 @@ struct Visit {
 };
 
 /// [B10] Adding to dQ, f32 numbers in global memory to which all tiles add. Deterministic: in the order of their keys.
+/// In a cluster every CTA adds its part of the dQ of both tiles, which count as one.
 ///
 /// Why that ends: a tile waits for tiles with earlier keys of its head, which have lower items, and CTAs ask for all
 /// their items, in rising order. So the earliest item that has not ended is what its CTA is at, and waits for nobody.
@@ -111,7 +119,7 @@ class DqSum {
   HOPPER_FUNCTION DqSum(const BackwardArguments& args, const auto& tile, int part)
       : args_(args),
         end_of_heads_((tile.batch * args.heads + (tile.kv_head + 1) * args.group) * args.blocks),
-        turn_(tile.first_key / config.tile_kv),
+        turn_(tile.first_key / config.item_keys()),
         part_(part) {}
 
   HOPPER_FUNCTION float* place(Visit visit) const {

@@ -42,6 +42,8 @@ class WideConsumer {
  private:
   static constexpr hopper::Element element = config.element;
   static constexpr bool makes_p = role == WideRole::p;
+  // Whether the next Q is there while dK of the block before reads its own; else dK is what holds it up.
+  static constexpr bool early_q = config.q_stages() > config.stages;
   // Whole panels; of an odd number of them P has one more of dK, dS of dV.
   static constexpr int dk_columns = 64 * (makes_p ? (config.d / 64 + 1) / 2 : config.d / 64 / 2);
   static constexpr int dv_columns = 64 * (makes_p ? config.d_v / 64 / 2 : (config.d_v / 64 + 1) / 2);
@@ -103,10 +105,18 @@ class WideConsumer {
       issue_dv(dv);
       ++q_;
       ++ds_;
-      if constexpr (!last) issue_s(s);
-      hopper::wgmma_wait<last ? 0 : 1>();  // dK of the block before, dV
-      release_d_o();
-      release_of_dk(before(q), before(ds), !first);
+      if constexpr (early_q) {
+        if constexpr (!last) issue_s(s);
+        hopper::wgmma_wait<last ? 0 : 1>();  // dK of the block before, dV
+        release_d_o();
+        release_of_dk(before(q), before(ds), !first);
+      } else {
+        hopper::wgmma_wait<1>();  // dK of the block before
+        release_of_dk(before(q), before(ds), !first);
+        hopper::wgmma_wait<0>();
+        release_d_o();
+        if constexpr (!last) issue_s(s);
+      }
       if constexpr (!last) {
         hopper::wgmma_wait<0>(s);
         make_p(s, next);
@@ -118,8 +128,15 @@ class WideConsumer {
       ++q_;
       ++ds_;
       if constexpr (!last) {
-        await_dp(s, dv);
-        release_of_dk(q, ds);
+        if constexpr (early_q) {
+          await_dp(s, dv);
+          release_of_dk(q, ds);
+        } else {
+          issue_dp(s);
+          hopper::wgmma_wait<1>();  // dK
+          release_of_dk(q, ds);
+          await_dv(s, dv);
+        }
       }
     }
   }
@@ -132,9 +149,15 @@ class WideConsumer {
   }
   /// dP = V dO^T, with dV behind it; waits for them and for what was issued before.
   HOPPER_FUNCTION void await_dp(S& dp, Dv& dv) {
+    issue_dp(dp);
+    await_dv(dp, dv);
+  }
+  HOPPER_FUNCTION void issue_dp(S& dp) {
     shared_.d_o_full[d_o_.stage].wait(d_o_.phase);
     hopper::issue_abt<element, hopper::Descriptors::uniform>(dp, shared_.v, 0, shared_.d_o[d_o_.stage]);
     hopper::wgmma_commit();
+  }
+  HOPPER_FUNCTION void await_dv(S& dp, Dv& dv) {
     issue_dv(dv);
     hopper::wgmma_wait<0>(dp);
     release_d_o();
@@ -153,12 +176,15 @@ class WideConsumer {
     hopper::wgmma_commit();
   }
   HOPPER_FUNCTION void release_d_o() {
-    release(shared_.d_o_empty[d_o_.stage]);
+    release_to_cluster<config.cluster>(shared_.d_o_empty[d_o_.stage]);
     ++d_o_;
   }
   HOPPER_FUNCTION void release_of_dk(Cursor<config.q_stages()> q, Cursor<config.stages> ds, bool has_been = true) {
     hopper::warp_sync();
-    if (has_been && hopper::lane() == 0) {
+    if constexpr (config.cluster > 1) {
+      if (has_been && hopper::lane() < config.cluster) shared_.q_empty[q.stage].arrive_remote(hopper::lane());
+      if (has_been && hopper::lane() == 0) shared_.ds_empty[ds.stage].arrive();
+    } else if (has_been && hopper::lane() == 0) {
       shared_.q_empty[q.stage].arrive();
       shared_.ds_empty[ds.stage].arrive();
     }
@@ -175,6 +201,17 @@ class WideConsumer {
     shared_.q_full[q_.stage].wait(q_.phase);  // with which D has come
     shared_.ds_empty[ds_.stage].wait(ds_.phase ^ 1);
     make(dp, block, shared_.statistics[q_.stage].minus_d, shared_.ds[ds_.stage], shared_.ds_full[ds_.stage]);
+    if constexpr (config.cluster > 1) send_ds();
+  }
+  /// The warp's keys, to the peer. Its buffer is free, as said by ds_empty, and the same of the peer's is on the way.
+  HOPPER_FUNCTION void send_ds() const {
+    if (hopper::lane() != 0) return;
+    constexpr int bytes = sizeof(shared_.ds[0]) / 4;
+    hopper::Mbarrier& full = shared_.ds_peer_full[ds_.stage];
+    const int first_key = warp_key();
+    full.arrive_expect_bytes(bytes);
+    hopper::send_bytes(shared_.peer.ds[ds_.stage].element[0][first_key], shared_.ds[ds_.stage].element[0][first_key],
+                       bytes, full, 1 - hopper::cluster_rank());
   }
   HOPPER_FUNCTION void make(S& s, int block, const auto& statistics, auto& made, hopper::Mbarrier& full) const {
     const int first_key = warp_key();
@@ -252,13 +289,14 @@ class WideDq {
       shared_.k_full.wait(tile_phase);
       const auto tile = hopper::load_shared(shared_.tile);
       if (tile.first_key < 0) return;
-      if (tile.blocks.first < tile.blocks.end) add_all(tile, {args_, tile, 0});
+      if (tile.blocks.first < tile.blocks.end) add_all(tile, {args_, tile, rank_of_cta<config>()});
       release(shared_.kv_empty);
     }
   }
 
  private:
-  static constexpr int chunks = config.d / 64;
+  static constexpr DqLayout layout = dq_layout(config);
+  static constexpr int chunks = layout.part_columns / 64;
   using Chunk = hopper::Accumulator<64>;  // 64 rows x 64 columns
 
   HOPPER_FUNCTION void add_all(const auto& tile, const DqSum<config>& sum) {
@@ -269,7 +307,7 @@ class WideDq {
       // [B9] dQ = dS K, a chunk while the one before is added.
       Chunk chunk[2];
       issue(chunk[0], 0);
-      float* const place = sum.place(visit) + 16 * config.d * warp_of_thread() + 4 * hopper::lane();
+      float* const place = sum.place(visit) + 16 * layout.part_columns * warp_of_thread() + 4 * hopper::lane();
       HOPPER_UNROLL
       for (int i = 0; i < chunks; ++i) {
         if (i + 1 < chunks) {
@@ -277,7 +315,7 @@ class WideDq {
           hopper::wgmma_wait<1>(chunk[i % 2]);
         } else {
           hopper::wgmma_wait<0>(chunk[i % 2]);
-          release(shared_.ds_empty[at_.stage]);
+          release_to_cluster<config.cluster>(shared_.ds_empty[at_.stage]);  // the peer's dS is free, too
         }
         if (config.deterministic && i == 0) shared_.turn.wait(turn_phase_);
         add(place + 16 * 64 * i, chunk[i % 2]);
@@ -290,8 +328,14 @@ class WideDq {
     } while (visit.to_next(tile.blocks));
   }
 
+  /// Columns [column, column + 64) of the CTA's.
   HOPPER_FUNCTION void issue(Chunk& chunk, int column) {
-    hopper::issue_atb<config.element>(chunk, shared_.ds[at_.stage], shared_.k, column);
+    const int first_column = layout.part_columns * rank_of_cta<config>();
+    hopper::issue_atb<config.element>(chunk, shared_.ds[at_.stage], shared_.k, first_column + column);
+    if constexpr (config.cluster > 1) {
+      if (column == 0) shared_.ds_peer_full[at_.stage].wait(at_.phase);
+      hopper::issue_atb<config.element, true>(chunk, shared_.peer.ds[at_.stage], shared_.peer.k, column);
+    }
     hopper::wgmma_commit();
   }
   HOPPER_FUNCTION static void add(float* place, const Chunk& chunk) {
@@ -315,7 +359,7 @@ class WideDq {
 template <BackwardConfig config>
 HOPPER_FUNCTION void take_turns(BackwardShared<config>& shared, const BackwardArguments& args) {
   int phase = 0;
-  for_each_visit(shared, args, 0, [&](const DqSum<config>& sum, Visit visit) {
+  for_each_visit(shared, args, rank_of_cta<config>(), [&](const DqSum<config>& sum, Visit visit) {
     sum.take_turn(visit);
     shared.turn.wait(phase ^ 1);  // the one before has been given
     shared.turn.arrive();
@@ -327,7 +371,7 @@ template <BackwardConfig config>
 HOPPER_FUNCTION void pass_turns(BackwardShared<config>& shared, const BackwardArguments& args) {
   int phase = 0;
   shared.turn.arrive();
-  for_each_visit(shared, args, 0, [&](const DqSum<config>& sum, Visit visit) {
+  for_each_visit(shared, args, rank_of_cta<config>(), [&](const DqSum<config>& sum, Visit visit) {
     shared.added.wait(phase);
     shared.turn.arrive();  // the next one may be given: this one has been seen
     sum.pass_turn(visit);

@@ -154,14 +154,14 @@ HOPPER_FUNCTION void issue_ab(Accumulator<columns>& acc, const SharedTile<a_rows
       [](int k) { return k * B::row_bytes; });
 }
 
-/// Issues acc = A^T B with `a` [depth x 64] and columns [first_column, first_column + columns) of `b` [depth x ..],
+/// Issues acc = A^T B, or with `add` acc += A^T B, with `a` [depth x 64] and columns [first_column, first_column + columns) of `b` [depth x ..],
 /// both in shared memory; first_column as in issue_ab.
-template <Element element, int depth, int b_columns, int columns>
+template <Element element, bool add = false, int depth, int b_columns, int columns>
 HOPPER_FUNCTION void issue_atb(Accumulator<columns>& acc, const SharedTile<depth, 64>& a,
                                const SharedTile<depth, b_columns>& b, int first_column) {
   using A = SharedTile<depth, 64>;
   using B = SharedTile<depth, b_columns>;
-  issue_steps<element, false, Major::across, depth>(
+  issue_steps<element, add, Major::across, depth>(
       acc, descriptor_in<Descriptors::uniform>(shared_address(&a), A::panel_bytes, 8 * A::row_bytes),
       [](int k) { return k * A::row_bytes; },
       descriptor_in<Descriptors::uniform>(shared_address(&b) + first_column / B::panel_columns * B::panel_bytes,

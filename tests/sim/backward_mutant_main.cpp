@@ -41,20 +41,21 @@ check::Case case_named(const std::string& name) {
   return c;
 }
 
-/// backwards: CTAs do not ask for items but have one each, the last the first.
+/// backwards: clusters do not ask for items but have one each, the last the first.
 template <bool backwards>
-void run_cta(const attention::BackwardArguments& args, const simulator::Options& options, int index, int count,
+void run_cluster(const attention::BackwardArguments& args, const simulator::Options& options, int index, int count,
              simulator::Counters& counters, std::vector<simulator::Event>& events) {
   attention::BackwardArguments changed = args;
   if (backwards) changed.next_item = nullptr;
-  simulator::run_backward_cta<config>(changed, options, backwards ? count - 1 - index : index, count, counters, events);
+  simulator::run_backward_cluster<config>(changed, options, backwards ? count - config.cluster - index : index, count,
+                                          counters, events);
 }
 
 template <bool backwards>
 check::Verdict run(const check::Case& c, const simulator::Options& options) {
   return check::run_backward_case(c, Device::cpu, simulator::backward_on_simulator([&](BackwardProblem problem) {
                                     problem.deterministic = config.deterministic;
-                                    simulator::backward_with(&run_cta<backwards>,
+                                    simulator::backward_with(&run_cluster<backwards>,
                                                              kernels::plan_backward(problem, FA3_MUTANT_ROW), problem,
                                                              options, 3);
                                   }));
