@@ -106,15 +106,19 @@ class BackwardProducer {
     if constexpr (config.cluster > 1) return hopper::cluster_count();
     return hopper::cta_count();
   }
+  HOPPER_FUNCTION Cursor<2> slot() {
+    const int item = handed_over_++;
+    return {item % 2, item / 2 % 2};
+  }
   /// The next item that no cluster has taken. The first of each is not asked for, but in a deterministic run (DqSum).
   HOPPER_FUNCTION int ask() {
     if (args_.next_item == nullptr) return args_.order.count();
     if constexpr (config.cluster > 1) {
-      if (hopper::cluster_rank() != 0) return shared_.handover.receive(slot_);
+      if (hopper::cluster_rank() != 0) return shared_.handover.receive(slot());
     }
     wait_for_statistics();  // and the counter
     const int item = (config.deterministic ? 0 : clusters()) + int(hopper::atomic_add(args_.next_item, 1u));
-    if constexpr (config.cluster > 1) shared_.handover.send(item, slot_);
+    if constexpr (config.cluster > 1) shared_.handover.send(item, slot());
     return item;
   }
   /// They, the counter and the zeros in dQ are the work of the grid before this one.
@@ -179,7 +183,7 @@ class BackwardProducer {
   const BackwardArguments& args_;
   Cursor<config.q_stages()> q_;
   Cursor<config.d_o_stages()> d_o_;
-  Cursor<2> slot_;  // of the handover
+  int handed_over_ = 0;  // items
   int tile_phase_ = 0;
   bool statistics_ready_ = false;
 };

@@ -24,17 +24,15 @@ struct Handover {
       empty[i].init(1);
     }
   }
-  HOPPER_FUNCTION void send(int next, Cursor<2>& slot) {
+  HOPPER_FUNCTION void send(int next, Cursor<2> slot) {
     empty[slot.stage].wait(slot.phase ^ 1);
     hopper::send_word(item[slot.stage], std::uint32_t(next), full[slot.stage], 1);
-    ++slot;
   }
-  HOPPER_FUNCTION int receive(Cursor<2>& slot) {
+  HOPPER_FUNCTION int receive(Cursor<2> slot) {
     full[slot.stage].arrive_expect_bytes(sizeof(item[0]));
     full[slot.stage].wait(slot.phase);
     const int next = int(hopper::load_shared(item[slot.stage]));
     empty[slot.stage].arrive_remote(0);
-    ++slot;
     return next;
   }
 };

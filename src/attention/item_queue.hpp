@@ -43,6 +43,7 @@ class ItemQueue {
       } else {
         item_ = shared_.handover.receive(slot_);
       }
+      ++slot_;
     }
   }
 
