@@ -304,9 +304,12 @@ class WideDq {
     HOPPER_NO_UNROLL
     do {
       shared_.ds_full[at_.stage].wait(at_.phase);
+      if constexpr (config.cluster > 1) shared_.ds_peer_full[at_.stage].wait(at_.phase);
       // [B9] dQ = dS K, a chunk while the one before is added.
       Chunk chunk[2];
       issue(chunk[0], 0);
+      // Why here: with two chunks ptxas would await the second before it adds the first, if the turn stood between.
+      if constexpr (config.deterministic && chunks == 2) shared_.turn.wait(turn_phase_);
       float* const place = sum.place(visit) + 16 * layout.part_columns * warp_of_thread() + 4 * hopper::lane();
       HOPPER_UNROLL
       for (int i = 0; i < chunks; ++i) {
@@ -317,7 +320,7 @@ class WideDq {
           hopper::wgmma_wait<0>(chunk[i % 2]);
           release_to_cluster<config.cluster>(shared_.ds_empty[at_.stage]);  // the peer's dS is free, too
         }
-        if (config.deterministic && i == 0) shared_.turn.wait(turn_phase_);
+        if (config.deterministic && chunks != 2 && i == 0) shared_.turn.wait(turn_phase_);
         add(place + 16 * 64 * i, chunk[i % 2]);
       }
       if constexpr (config.deterministic) {
@@ -330,11 +333,12 @@ class WideDq {
 
   /// Columns [column, column + 64) of the CTA's.
   HOPPER_FUNCTION void issue(Chunk& chunk, int column) {
-    const int first_column = layout.part_columns * rank_of_cta<config>();
-    hopper::issue_atb<config.element>(chunk, shared_.ds[at_.stage], shared_.k, first_column + column);
     if constexpr (config.cluster > 1) {
-      if (column == 0) shared_.ds_peer_full[at_.stage].wait(at_.phase);
-      hopper::issue_atb<config.element, true>(chunk, shared_.peer.ds[at_.stage], shared_.peer.k, column);
+      hopper::issue_atb<config.element>(chunk, shared_.ds[at_.stage], shared_.k,
+                                        layout.part_columns * hopper::cluster_rank() + column,
+                                        shared_.peer.ds[at_.stage], shared_.peer.k, column);
+    } else {
+      hopper::issue_atb<config.element>(chunk, shared_.ds[at_.stage], shared_.k, column);
     }
     hopper::wgmma_commit();
   }
