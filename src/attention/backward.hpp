@@ -136,8 +136,8 @@ class BackwardProducer {
     if constexpr (config.cluster > 1) {
       const int rank = hopper::cluster_rank(), key = tile.first_key + (1 - 2 * rank) * config.tile_kv;
       shared_.k_full.arrive_expect_bytes(sizeof(shared_.k) + sizeof(shared_.peer.k));
-      hopper::load_tile(shared_.peer.k, args_.k,
-                        {rank * dq_layout(config).part_columns, key, tile.kv_head, tile.batch}, shared_.k_full);
+      hopper::load_tile(shared_.peer.k, args_.k, {rank * dq_layout(config).part_columns, key, tile.kv_head, tile.batch},
+                        shared_.k_full);
     } else {
       shared_.k_full.arrive_expect_bytes(sizeof(shared_.k));
     }

@@ -60,11 +60,11 @@ struct BackwardConfig {
   }
 };
 
-/// Where the kernels keep dQ in f32: blocks of `rows` query rows. Every warpgroup that computes dQ, in a cluster that of
-/// every CTA, has a part of the block: 64 rows, or all rows and some columns; every one of its warps a share of the
-/// part, 16 rows. A share is what
-/// the warp's accumulator holds (hopper::Accumulator): groups of eight columns, a group 32 lanes, a lane's four numbers
-/// rows r and r + 8 of two neighbouring columns. So what is added at a time is contiguous.
+/// Where the kernels keep dQ in f32: blocks of `rows` query rows. Every warpgroup that computes dQ, in a cluster that
+/// of every CTA, has a part of the block: 64 rows, or all rows and some columns; every one of its warps a share of the
+/// part, 16 rows. A share is what the warp's accumulator holds (hopper::Accumulator): groups of eight columns, a group
+/// 32 lanes, a lane's four numbers rows r and r + 8 of two neighbouring columns. So what is added at a time is
+/// contiguous.
 struct DqLayout {
   int rows;  // of a block
   int parts;

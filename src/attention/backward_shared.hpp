@@ -32,7 +32,8 @@ struct alignas(1024) DqPart {
 
 /// The ledger; in wide rows (backward_wide.hpp) "P" stands for the warpgroup that makes P, and so on. A waiter of a
 /// "full" barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh barrier grants. dq_full,
-/// dq_empty, turn and added have a phase for every block. In a cluster q_full and d_o_full expect what both CTAs load.
+/// dq_empty, turn and added have a phase for every block. In a cluster each CTA loads half of Q and dO for both, and
+/// q_full and d_o_full expect both halves; Handover's barriers come besides.
 ///
 ///   barrier     arrivals per phase          waiter      meaning
 ///   k_full      1 + bytes (producer)        all others  the tile's K and its KeyTile record have landed, and k_peer
@@ -45,10 +46,11 @@ struct alignas(1024) DqPart {
 ///   d_o_full    1 + bytes (producer)        consumers   this stage's dO block has landed
 ///   d_o_empty   the same                    producer    it may be overwritten
 ///   ds_full     1 per warp of dS            consumers   all of a block's dS has been written
-///   ds_empty    1 per consumer warp, in a   P, dS       wide rows: all warpgroups have read it; the peer has what
-///               cluster 1 per warp of the               was sent of it, and its buffer ds_peer is free
-///               peer's dQ
-///   ds_peer_full 1 + bytes per warp of dS   dQ          clusters: all of the peer's dS of a block has come
+///   ds_empty    1 per consumer warp, in a   P, dS       wide rows: all warpgroups have read it; clusters: and the
+///               cluster 1 per warp of the               peer what it has been sent of it, so that it may be sent
+///               peer's dQ                               the next
+///   ds_peer_    1 + bytes per warp of dS    dQ          clusters: all of the peer's dS of a block has come
+///   full
 ///   dq_full[w]  1 per warp of warpgroup w   adder w     all of its part of a block's dQ has been staged
 ///   dq_empty[w] 1 (adder w)                 w           it has been read
 ///   turn        1 (taker), 1 (passer)       dQ, taker   wide rows: it is the tile's turn to add to a block
@@ -58,7 +60,7 @@ template <BackwardConfig config>
 struct BackwardShared {
   static constexpr int consumer_warps = 4 * config.consumer_warpgroups();
   static constexpr int score_warps = 8;  // of S and dP
-  static constexpr int dq_warps = 4;     // wide rows
+  static constexpr int dq_warps = 4;     // of dQ, wide rows
   // Threads beside the producer: adders, or those that keep the turns.
   static constexpr int assistants = !config.wide() ? config.consumer_warpgroups() : config.deterministic ? 2 : 0;
   using Weights = hopper::SharedTile<config.tile_q, config.tile_kv>;
@@ -83,8 +85,8 @@ struct BackwardShared {
   struct NoPeer {};
   /// Clusters: what this CTA's columns of dQ need of the peer.
   struct Peer {
-    hopper::SharedTile<config.tile_kv, dq_layout(config).part_columns> k;
-    Weights ds[config.stages];
+    hopper::SharedTile<config.tile_kv, dq_layout(config).part_columns> k;  // the peer's keys, this CTA's columns
+    Weights ds[config.stages];                                             // the peer's
   };
   [[no_unique_address]] std::conditional_t<(config.cluster > 1), Peer, NoPeer> peer;
   struct NoDq {};

@@ -14,6 +14,16 @@
 //   dQ   [dQ(j-1) = dS(j-1) K to global ..                  ][dQ(j) = dS(j) K to global ..
 //
 // That needs the next Q early, and so a third buffer for it; dO has one, which is free when dV is done.
+//
+// Clusters: two CTAs have neighbouring tiles and visit the blocks that see any of their 128 keys, each masking for its
+// own. Each loads half of every Q and dO for both. Of dQ each computes half of the columns, over the keys of both, for
+// which they exchange dS: a warp of dS sends the 16 keys it has written, as soon as they are written. So a CTA reads,
+// and adds to dQ, half as much through the L2 cache. The peer's keys and dS leave two buffers for Q: S(j+1) waits until
+// dK has read Q(j-1), which both roles therefore release as soon as they can.
+//
+//   P    [dK(j-1), dV(j)] Q(j-1) free, dO(j) free [S(j+1)][P(j+1)] [dK(j) ..
+//   dS   [dS(j) to shared, to the peer][dK(j)][dP(j+1)] Q(j) free [dV(j+1)] dO(j+1) free
+//   dQ   [dQ(j)[64 rows x 128] = dS(j) K + the peer's dS(j) K to global ..
 #pragma once
 
 #include "attention/backward_consumer.hpp"
@@ -42,7 +52,7 @@ class WideConsumer {
  private:
   static constexpr hopper::Element element = config.element;
   static constexpr bool makes_p = role == WideRole::p;
-  // Whether the next Q is there while dK of the block before reads its own; else dK is what holds it up.
+  // Whether there is a buffer for the next Q while dK of the block before reads its own.
   static constexpr bool early_q = config.q_stages() > config.stages;
   // Whole panels; of an odd number of them P has one more of dK, dS of dV.
   static constexpr int dk_columns = 64 * (makes_p ? (config.d / 64 + 1) / 2 : config.d / 64 / 2);
@@ -203,7 +213,8 @@ class WideConsumer {
     make(dp, block, shared_.statistics[q_.stage].minus_d, shared_.ds[ds_.stage], shared_.ds_full[ds_.stage]);
     if constexpr (config.cluster > 1) send_ds();
   }
-  /// The warp's keys, to the peer. Its buffer is free, as said by ds_empty, and the same of the peer's is on the way.
+  /// The warp's keys of dS to the peer, whose buffer is free: so ds_empty has said. As many of the peer's are to come,
+  /// maybe before they are expected here.
   HOPPER_FUNCTION void send_ds() const {
     if (hopper::lane() != 0) return;
     constexpr int bytes = sizeof(shared_.ds[0]) / 4;

@@ -172,9 +172,8 @@ HOPPER_FUNCTION void issue_atb(Accumulator<columns>& acc, const SharedTile<depth
 /// Issues acc = A^T B + C^T D as one product: both as in issue_atb, the depth of both together.
 template <Element element, int depth, int b_columns, int d_columns, int columns>
 HOPPER_FUNCTION void issue_atb(Accumulator<columns>& acc, const SharedTile<depth, 64>& a,
-                               const SharedTile<depth, b_columns>& b, int first_column,
-                               const SharedTile<depth, 64>& c, const SharedTile<depth, d_columns>& d,
-                               int first_column_of_d) {
+                               const SharedTile<depth, b_columns>& b, int first_column, const SharedTile<depth, 64>& c,
+                               const SharedTile<depth, d_columns>& d, int first_column_of_d) {
   using A = SharedTile<depth, 64>;
   using B = SharedTile<depth, b_columns>;
   const auto begin = [](const auto& tile, int column) {

@@ -15,7 +15,7 @@ using BackwardRowRunner = void (*)(const attention::BackwardArguments& args, con
 
 template <attention::BackwardConfig config>
 void run_backward_cluster(const attention::BackwardArguments& args, const Options& options, int index, int count,
-                      Counters& counters, std::vector<Event>& events) {
+                          Counters& counters, std::vector<Event>& events) {
   using Shared = attention::BackwardShared<config>;
   static_assert(sizeof(Shared) <= 227 * 1024);
   Cluster cluster(options, index, count, config.threads(), sizeof(Shared), config.cluster);

@@ -44,7 +44,7 @@ check::Case case_named(const std::string& name) {
 /// backwards: clusters do not ask for items but have one each, the last the first.
 template <bool backwards>
 void run_cluster(const attention::BackwardArguments& args, const simulator::Options& options, int index, int count,
-             simulator::Counters& counters, std::vector<simulator::Event>& events) {
+                 simulator::Counters& counters, std::vector<simulator::Event>& events) {
   attention::BackwardArguments changed = args;
   if (backwards) changed.next_item = nullptr;
   simulator::run_backward_cluster<config>(changed, options, backwards ? count - config.cluster - index : index, count,

@@ -260,7 +260,7 @@ class Cluster {
     std::uint32_t store = 0;       // number of the latest TMA store that reads it, of thread `storer`
     std::uint16_t storer = 0;
     std::uint16_t load_component = 0;
-    std::uint32_t sent = 0;          // as load_phase, of the barrier that says the latest send_bytes has read it
+    std::uint32_t sent = 0;  // as load_phase, of the barrier that says the latest send_bytes has read it
     std::uint16_t sent_component = 0;
     std::uint16_t async_reads = 0;   // pending reads by TMA stores, send_bytes and products
     std::uint8_t swizzle_bytes = 0;  // of the latest TMA load
