@@ -1248,7 +1248,6 @@ void Cluster::send_bytes(void* to, const void* from, int bytes, std::uint64_t& b
   copy.barrier = &peer(barrier, rank, "sends bytes to");
   if (bytes <= 0 || bytes % 16 != 0 || copy.from % chunk_bytes != 0)
     fail("send_bytes of " + to_string(bytes) + " bytes: they must begin at a multiple of 16 bytes and be one");
-  copy.spec.name = "sent bytes";
   start_tma(copy);
   self().time += 4;
 }
@@ -1258,7 +1257,9 @@ void Cluster::send_bytes(void* to, const void* from, int bytes, std::uint64_t& b
 void Cluster::start_tma(Copy copy) {
   Thread& thread = self();
   const bool load = copy.loads();
-  const string what = string(load ? "TMA load of " : "TMA store of ") + copy.spec.name;
+  const bool sent = copy.kind == Copy::Kind::sent;
+  const string what =
+      sent ? "TMA copy from " + where(copy.from) : string(load ? "TMA load of " : "TMA store of ") + copy.spec.name;
   copy.thread = thread.index;
   copy.id = next_id_++;
   const std::uint32_t bytes = std::uint32_t(copy.bytes());
@@ -1271,11 +1272,11 @@ void Cluster::start_tma(Copy copy) {
     fail(what + (load ? " to " : " from ") + where(offset) + ": the address must be a multiple of " +
          to_string(8 * copy.spec.swizzle_bytes) + " bytes, or the swizzle is not the one wgmma expects");
   Region* region = region_at(offset);
-  descriptions_[copy.id] = "the " + what + " rows " + to_string(copy.at.row) + ".. " +
+  descriptions_[copy.id] = "the " + what + (sent ? " " : " rows " + to_string(copy.at.row) + ".. ") +
                            (!load ? "from " + where(offset) : "into " + (region ? region->name : where(offset)));
   const std::size_t landed = load ? count_on_barrier(copy, "loads onto") : 0;
   check_async_access(offset, bytes, load, copy.id);
-  if (copy.kind == Copy::Kind::sent) {
+  if (sent) {
     check_async_access(copy.from, bytes, false, copy.id);
     for (std::uint32_t i = copy.from / chunk_bytes; i < (copy.from + bytes) / chunk_bytes; ++i) {
       Chunk& chunk = chunks_[i];
