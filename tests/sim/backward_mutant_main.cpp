@@ -25,7 +25,7 @@ check::Case case_named(const std::string& name) {
   if (name == "full") {  // two query heads of one key head, blocks enough to go round the rings twice, ragged ends
     c.heads = 2;
     c.seqlen_q = 4 * config.tile_q + 5;
-    c.seqlen_k = 2 * config.tile_kv - 13;
+    c.seqlen_k = 2 * config.item_keys() - 13;
   } else if (name == "causal") {  // edge blocks and blocks without a mask
     c.seqlen_q = 4 * config.tile_q + 30;
     c.seqlen_k = c.seqlen_q + 20;
@@ -33,7 +33,7 @@ check::Case case_named(const std::string& name) {
   } else if (name == "tiles") {  // CTAs take several tiles of one block
     c.heads = c.kv_heads = 3;
     c.seqlen_q = config.tile_q - 3;
-    c.seqlen_k = 2 * config.tile_kv + 9;
+    c.seqlen_k = 2 * config.item_keys() + 9;
     c.sm_margin = 1;
   } else {
     throw std::invalid_argument("case \"" + name + "\"; there are full, causal and tiles");
