@@ -37,10 +37,11 @@ HOPPER_FUNCTION auto key_tile(const BackwardArguments& args, int item) {
   };
   const Tile of_order = args.order.item(item);
   KeyTile<config.key_groups()> tile;
-  tile.first_key = (args.order.row_items - 1) * config.tile_kv - of_order.first_row;
+  const int first_of_cluster = (args.order.row_items - 1) * config.item_keys() - of_order.first_row;
+  tile.first_key = first_of_cluster + rank_of_cta<config>() * config.tile_kv;
   tile.kv_head = of_order.head;
   tile.batch = of_order.batch;
-  const BlockWalk all = blocks_that_see(tile.first_key, config.tile_kv);
+  const BlockWalk all = blocks_that_see(first_of_cluster, config.item_keys());
   tile.blocks = {all.begin, all.end};
   for (int i = 0; i < config.key_groups(); ++i) {
     const BlockWalk own = blocks_that_see(tile.first_key + 64 * i, 64);
@@ -59,8 +60,12 @@ class BackwardProducer {
       : shared_(shared), args_(args) {}
 
   HOPPER_FUNCTION void run() {
-    int item = args_.next_item != nullptr && args_.unasked == 0 ? ask() : hopper::cta();
-    while (item < args_.order.count()) item = load(key_tile<config>(args_, item));
+    int item = first();
+    if (args_.next_item != nullptr && args_.unasked == 0) {
+      wait_for_statistics();
+      item = ask();
+    }
+    while (item < args_.order.count()) item = load(item);
     shared_.kv_empty.wait(tile_phase_ ^ 1);
     hopper::store_shared(shared_.tile.first_key, -1);
     shared_.k_full.arrive();
@@ -69,42 +74,42 @@ class BackwardProducer {
   }
 
  private:
-  // How many blocks Q is ahead of dO.
-  static constexpr int ahead = config.q_stages() - config.stages;
-
   /// Returns the item after this one. Asked for at the end, a few blocks before the consumers have done: a CTA that
   /// asked earlier would keep an item waiting which another could have begun.
-  HOPPER_FUNCTION int load(auto tile) {
-    Visit q = Visit::first(tile.blocks, args_.group), d_o = q;
-    const int visits = (tile.blocks.end - tile.blocks.first) * args_.group;
-    int next_q = 0;
-    const auto load_next_q = [&] {
-      if (next_q++ >= visits) return;
-      load_q(tile, q);
-      q.to_next(tile.blocks);
-    };
+  HOPPER_FUNCTION int load(int item) {
+    const auto tile = key_tile<config>(args_, item);
     const bool first = !statistics_ready_;  // K and V need not wait for the grid before this one
-    if (first) load_kv(tile);
-    for (int i = 0; i < ahead; ++i) load_next_q();
-    load_next_q();
-    if (visits > 0) load_d_o(tile, d_o);
-    if (!first) {
-      await_zeros(args_, tile);
-      load_kv(tile);
+    if (first) load_kv(item);
+    Visit visit = Visit::first(tile.blocks, args_.group);
+    const int visits = (tile.blocks.end - tile.blocks.first) * args_.group;
+    for (int i = 0; i < visits; ++i) {
+      load_q(tile, visit);
+      load_d_o(tile, visit);
+      if (i == 0 && !first) load_kv(item);
+      visit.to_next(tile.blocks);
     }
-    for (int i = 1; i < visits; ++i) {
-      load_next_q();
-      d_o.to_next(tile.blocks);
-      load_d_o(tile, d_o);
-    }
+    if (visits == 0 && !first) load_kv(item);
     return ask();
   }
 
-  /// The next item that no CTA has taken.
+  HOPPER_FUNCTION static int first() {
+    if constexpr (config.cluster > 1) return hopper::cluster();
+    return hopper::cta();
+  }
+  HOPPER_FUNCTION Cursor<2> slot() {
+    const int item = handed_over_++;
+    return {item % 2, item / 2 % 2};
+  }
+  /// The next item that no cluster has taken.
   HOPPER_FUNCTION int ask() {
     if (args_.next_item == nullptr) return args_.order.count();
+    if constexpr (config.cluster > 1) {
+      if (hopper::cluster_rank() != 0) return shared_.handover.receive(slot());
+    }
     wait_for_statistics();  // and the counter
-    return int(hopper::atomic_add(args_.next_item, 1u));
+    const int item = int(hopper::atomic_add(args_.next_item, 1u));
+    if constexpr (config.cluster > 1) shared_.handover.send(item, slot());
+    return item;
   }
   /// They, the counter and the zeros in dQ are the work of the grid before this one.
   HOPPER_FUNCTION void wait_for_statistics() {
@@ -113,12 +118,20 @@ class BackwardProducer {
   }
 
   /// [B2] Load K and V of the tile, once those of the tile before are not read any more.
-  HOPPER_FUNCTION void load_kv(auto& tile) {
+  HOPPER_FUNCTION void load_kv(int item) {
+    auto tile = key_tile<config>(args_, hopper::recompute(item));  // not kept: few registers
     shared_.kv_empty.wait(tile_phase_ ^ 1);
     tile.phase = tile_phase_;
     tile_phase_ ^= 1;
     hopper::store_shared(shared_.tile, tile);
-    shared_.k_full.arrive_expect_bytes(sizeof(shared_.k));
+    if constexpr (config.cluster > 1) {
+      const int rank = hopper::cluster_rank(), key = tile.first_key + (1 - 2 * rank) * config.tile_kv;
+      shared_.k_full.arrive_expect_bytes(sizeof(shared_.k) + sizeof(shared_.peer.k));
+      hopper::load_tile(shared_.peer.k, args_.k, {rank * dq_layout(config).part_columns, key, tile.kv_head, tile.batch},
+                        shared_.k_full);
+    } else {
+      shared_.k_full.arrive_expect_bytes(sizeof(shared_.k));
+    }
     hopper::load_tile(shared_.k, args_.k, {0, tile.first_key, tile.kv_head, tile.batch}, shared_.k_full);
     shared_.v_full.arrive_expect_bytes(sizeof(shared_.v));
     hopper::load_tile(shared_.v, args_.v, {0, tile.first_key, tile.kv_head, tile.batch}, shared_.v_full);
@@ -127,13 +140,21 @@ class BackwardProducer {
   HOPPER_FUNCTION int head_of(const auto& tile, Visit visit) const {
     return (tile.kv_head + 1) * args_.group - visit.heads;
   }
+  /// Rows of Q or dO, in a cluster half of them, for both CTAs.
+  HOPPER_FUNCTION static void load_rows(auto& tile, const hopper::TensorMap& map, const hopper::Coordinates& at,
+                                        hopper::Mbarrier& full) {
+    if constexpr (config.cluster > 1) {
+      hopper::load_tile_multicast<config.cluster>(tile, map, at, full);
+    } else {
+      hopper::load_tile(tile, map, at, full);
+    }
+  }
   /// [B3] Load Q with its rows' statistics, and dO, through the rings.
   HOPPER_FUNCTION void load_q(const auto& tile, Visit visit) {
     const int stage = q_.stage, head = head_of(tile, visit);
     shared_.q_empty[stage].wait(q_.phase ^ 1);
     shared_.q_full[stage].arrive_expect_bytes(sizeof(shared_.q[0]) + sizeof(shared_.statistics[0]));
-    hopper::load_tile(shared_.q[stage], args_.q, {0, visit.block * config.tile_q, head, tile.batch},
-                      shared_.q_full[stage]);
+    load_rows(shared_.q[stage], args_.q, {0, visit.block * config.tile_q, head, tile.batch}, shared_.q_full[stage]);
     wait_for_statistics();
     const std::int64_t block = (std::int64_t(tile.batch) * args_.heads + head) * args_.blocks + visit.block;
     hopper::load_bytes(&shared_.statistics[stage], args_.statistics + block * (2 * config.tile_q),
@@ -144,8 +165,8 @@ class BackwardProducer {
     const int stage = d_o_.stage;
     shared_.d_o_empty[stage].wait(d_o_.phase ^ 1);
     shared_.d_o_full[stage].arrive_expect_bytes(sizeof(shared_.d_o[0]));
-    hopper::load_tile(shared_.d_o[stage], args_.d_o, {0, visit.block * config.tile_q, head_of(tile, visit), tile.batch},
-                      shared_.d_o_full[stage]);
+    load_rows(shared_.d_o[stage], args_.d_o, {0, visit.block * config.tile_q, head_of(tile, visit), tile.batch},
+              shared_.d_o_full[stage]);
     ++d_o_;
   }
 
@@ -153,6 +174,7 @@ class BackwardProducer {
   const BackwardArguments& args_;
   Cursor<config.q_stages()> q_;
   Cursor<config.d_o_stages()> d_o_;
+  int handed_over_ = 0;  // items
   int tile_phase_ = 0;
   bool statistics_ready_ = false;
 };
@@ -164,7 +186,8 @@ class BackwardProducer {
 template <BackwardConfig config>
 HOPPER_FUNCTION void add_dq(BackwardShared<config>& shared, const BackwardArguments& args, int part) {
   int phase = 0;
-  for_each_visit(shared, args, part, [&](const DqSum<config>& sum, Visit visit) {
+  const auto begin = [&](const auto& tile) { await_zeros<config>(args, tile); };
+  for_each_visit(shared, args, part, begin, [&](const DqSum<config>& sum, Visit visit) {
     shared.dq_full[part].wait(phase);
     phase ^= 1;
     hopper::fence_async_shared();
@@ -493,7 +516,11 @@ HOPPER_FUNCTION void backward(BackwardShared<config>& shared, const BackwardArgu
     hopper::prefetch(args.v);
     shared.init_barriers();
   }
-  hopper::cta_sync();
+  if constexpr (config.cluster > 1) {
+    hopper::cluster_sync();
+  } else {
+    hopper::cta_sync();
+  }
   if (warpgroup == 0) {
     hopper::release_registers<config.producer_registers()>();
     if (leader) BackwardProducer<config>(shared, args).run();
@@ -519,6 +546,10 @@ HOPPER_FUNCTION void backward(BackwardShared<config>& shared, const BackwardArgu
   } else {
     hopper::release_registers<config.consumer_registers(2)>();
     WideDq<config>(shared, args).run();
+  }
+  if constexpr (config.cluster > 1) {
+    hopper::warp_sync();
+    hopper::cluster_sync();  // the peer may still write to this CTA and arrive on its barriers
   }
 }
 

@@ -43,15 +43,15 @@ struct BeforeBackwardArguments {
 };
 
 struct BackwardArguments {
-  // Boxes of tile_q (q, d_o), tile_kv (k, v) and 16 rows (dk, dv).
+  // Boxes of tile_q / cluster (q, d_o), tile_kv (k, v) and 16 rows (dk, dv).
   hopper::TensorMap q, d_o, k, v, dk, dv;
   const float* statistics;
   float* dq;
   // Deterministic: how many tiles have added to each part of a block of dQ.
   unsigned* turns;
-  // The next item that CTAs ask for; at launch `unasked`. Null: no item has query rows, and every one its CTA.
+  // The next item that clusters ask for; at launch `unasked`. Null: no item has query rows, and every one its cluster.
   unsigned* next_item;
-  // Items that CTAs begin with, without having asked: one each, or none, where tiles wait for others.
+  // Items that clusters begin with, without having asked: one each, or none, where tiles wait for others.
   int unasked;
   // Key/value sequences (with the query heads of their group): the tiles of s zero the dQ of s + ahead, each its share,
   // so that it is in L2 when it is added to. How many have, by sequence.
@@ -60,7 +60,7 @@ struct BackwardArguments {
   int blocks;  // of tile_q rows in a sequence
   int heads, group;
   Mask mask;
-  TileOrder order;   // of the key tiles; it counts them from the end
+  TileOrder order;   // of the key tiles, a tile for each CTA of a cluster; it counts them from the end
   float scale;       // softmax_scale
   float scale_log2;  // softmax_scale * log2(e), of either sign
 };

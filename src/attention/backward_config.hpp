@@ -13,7 +13,8 @@ struct BackwardConfig {
   int d_v;      // features of V, O, dO, dV: likewise
   int tile_q;   // B_r: query rows of a block, 64 or 128
   int tile_kv;  // B_c: keys of a tile; 128: each of two consumer warpgroups has 64 of them; 64: see wide()
-  int stages;   // depth of the rings of dS and P, and of Q and dO but for wide rows
+  int stages;   // depth of the rings of dS and P, and of Q and dO but for d_o_stages()
+  int cluster;  // CTAs that share Q and dO and exchange dS: 1; in wide rows also 2, which have neighbouring tiles
   // Tiles add to dQ in the order of their keys, so that every run gives the same bits.
   bool deterministic;
 
@@ -21,9 +22,11 @@ struct BackwardConfig {
 
   /// Whether dK and dV of 64 keys take two warpgroups (backward_wide.hpp). Then a third one has dQ.
   constexpr bool wide() const { return tile_kv == 64; }
-  /// In wide rows S is computed while dK still reads the Q of two blocks before, which leaves one buffer for dO.
-  constexpr int q_stages() const { return wide() ? stages + 1 : stages; }
-  constexpr int d_o_stages() const { return wide() ? 1 : stages; }
+  /// Keys of a cluster's tiles.
+  constexpr int item_keys() const { return cluster * tile_kv; }
+  constexpr int q_stages() const { return stages; }
+  /// In clusters what comes from the peer leaves room for one.
+  constexpr int d_o_stages() const { return cluster == 1 ? stages : 1; }
   /// Blocks of 64 rows: dS multiplies the P of 16 bits. In f16 that is kept 2^10 times as large, so that weights down
   /// to 2^-24 are normal numbers; dV is divided by it at the end.
   constexpr bool multiplies_p16() const { return tile_q == 64; }
@@ -50,16 +53,17 @@ struct BackwardConfig {
   constexpr bool valid() const {
     if (wide())
       return d % 64 == 0 && d_v % 64 == 0 && d >= 128 && d_v >= 128 && d <= 256 && d_v <= 256 && tile_q == 64 &&
-             stages >= 2;
-    return d % 16 == 0 && d_v % 16 == 0 && d <= 128 && d_v <= 128 && (tile_q == 64 || tile_q == 128) &&
+             stages >= 2 && (cluster == 1 || (cluster == 2 && d % 128 == 0));
+    return cluster == 1 && d % 16 == 0 && d_v % 16 == 0 && d <= 128 && d_v <= 128 && (tile_q == 64 || tile_q == 128) &&
            tile_kv == 128 && stages >= 2 && stages % 2 == 0;
   }
 };
 
-/// Where the kernels keep dQ in f32: blocks of `rows` query rows. Every warpgroup that computes dQ has a part of the
-/// block: 64 rows, or all rows and some columns; every one of its warps a share of the part, 16 rows. A share is what
-/// the warp's accumulator holds (hopper::Accumulator): groups of eight columns, a group 32 lanes, a lane's four numbers
-/// rows r and r + 8 of two neighbouring columns. So what is added at a time is contiguous.
+/// Where the kernels keep dQ in f32: blocks of `rows` query rows. Every warpgroup that computes dQ, in a cluster that
+/// of every CTA, has a part of the block: 64 rows, or all rows and some columns; every one of its warps a share of the
+/// part, 16 rows. A share is what the warp's accumulator holds (hopper::Accumulator): groups of eight columns, a group
+/// 32 lanes, a lane's four numbers rows r and r + 8 of two neighbouring columns. So what is added at a time is
+/// contiguous.
 struct DqLayout {
   int rows;  // of a block
   int parts;
@@ -71,7 +75,7 @@ struct DqLayout {
 };
 
 constexpr DqLayout dq_layout(const BackwardConfig& config) {
-  const int parts = config.key_groups();
+  const int parts = config.cluster * config.key_groups();
   const bool split_rows = config.tile_q == 64 * parts;
   const int columns = hopper::stored_columns(config.d);
   return {config.tile_q, parts, split_rows, split_rows ? config.d : columns / parts};

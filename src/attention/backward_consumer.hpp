@@ -10,6 +10,13 @@
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
+/// This CTA's place in its cluster.
+template <BackwardConfig config>
+HOPPER_FUNCTION int rank_of_cta() {
+  if constexpr (config.cluster > 1) return hopper::cluster_rank();
+  return 0;
+}
+
 /// What a thread needs of a block's statistics: those of the query rows that are its columns, of `columns` columns.
 template <int columns>
 struct OfRows {
@@ -118,6 +125,7 @@ HOPPER_FUNCTION int kv_sequence(const BackwardArguments& args, const auto& tile)
 }
 
 /// [B10] Adding to dQ, f32 numbers in global memory to which all tiles add. Deterministic: in the order of their keys.
+/// In a cluster every CTA adds its part of the dQ of both tiles, which count as one.
 ///
 /// Why that ends: a tile waits for tiles with earlier keys of its head, which have lower items, and CTAs ask for all
 /// their items, in rising order. So the earliest item that has not ended is what its CTA is at, and waits for nobody.
@@ -131,7 +139,7 @@ class DqSum {
   HOPPER_FUNCTION DqSum(const BackwardArguments& args, const auto& tile, int part)
       : args_(args),
         end_of_heads_((kv_sequence(args, tile) + 1) * args.group * args.blocks),
-        turn_(tile.first_key / config.tile_kv),
+        turn_(tile.first_key / config.item_keys()),
         part_(part) {}
 
   HOPPER_FUNCTION float* place(Visit visit) const {
@@ -157,22 +165,32 @@ class DqSum {
   const int end_of_heads_, turn_, part_;
 };
 
-/// An assistant: work(sum, visit) for every visit of every tile.
+/// An assistant: begin(tile) for every tile that has any visits, and work(sum, visit) for each.
 template <BackwardConfig config>
 HOPPER_FUNCTION void for_each_visit(BackwardShared<config>& shared, const BackwardArguments& args, int part,
-                                    const auto& work) {
+                                    const auto& begin, const auto& work) {
   for (int tile_phase = 0;; tile_phase ^= 1) {
     shared.k_full.wait(tile_phase);
     const auto tile = hopper::load_shared(shared.tile);
     if (tile.first_key < 0) return;
     shared.kv_empty.arrive();
     if (tile.blocks.first == tile.blocks.end) continue;
+    begin(tile);
     const DqSum<config> sum(args, tile, part);
     Visit visit = Visit::first(tile.blocks, args.group);
     do {
       work(sum, visit);
     } while (visit.to_next(tile.blocks));
   }
+}
+
+/// Who adds, before it adds anything of a tile: the dQ must have been zeroed. As turns (DqSum), that ends: all tiles of
+/// the sequence that did it have lower items, and they do it when they begin.
+template <BackwardConfig config>
+HOPPER_FUNCTION void await_zeros(const BackwardArguments& args, const auto& tile) {
+  const int sequence = kv_sequence(args, tile);
+  if (sequence >= args.ahead)
+    hopper::wait_for_count(args.zeroed[sequence], unsigned(args.order.row_items * config.cluster));
 }
 
 /// Zeroes ahead (BackwardArguments); a warp that has nothing else to do. A tile's share are pieces of 512 bytes.
@@ -187,19 +205,12 @@ HOPPER_FUNCTION void zero_ahead(BackwardShared<config>& shared, const BackwardAr
     const int sequence = kv_sequence(args, tile) + args.ahead;
     if (sequence >= args.order.sequences) continue;
     FourOfDq* const dq = reinterpret_cast<FourOfDq*>(args.dq + sequence * floats) + hopper::lane();
-    const std::int64_t pieces = floats / 128, step = args.order.row_items;
+    const std::int64_t pieces = floats / 128, step = args.order.row_items * config.cluster;
     HOPPER_NO_UNROLL
     for (std::int64_t i = tile.first_key / config.tile_kv; i < pieces; i += step) dq[32 * i] = FourOfDq{};
     hopper::warp_sync();
     if (hopper::lane() == 0) hopper::raise_count(args.zeroed[sequence]);
   }
-}
-
-/// The producer, before it hands out a tile: the dQ that this adds to must have been zeroed. As turns (DqSum), that
-/// ends: all tiles of the sequence that did it have lower items, and they do it when they begin.
-HOPPER_FUNCTION void await_zeros(const BackwardArguments& args, const auto& tile) {
-  const int sequence = kv_sequence(args, tile);
-  if (sequence >= args.ahead) hopper::wait_for_count(args.zeroed[sequence], unsigned(args.order.row_items));
 }
 
 template <int columns>

@@ -27,6 +27,17 @@ HOPPER_FUNCTION void release(hopper::Mbarrier& empty) {
   if (hopper::lane() == 0) empty.arrive();
 }
 
+/// The same for a buffer that every CTA of the cluster writes to.
+template <int ctas>
+HOPPER_FUNCTION void release_to_cluster(hopper::Mbarrier& empty) {
+  if constexpr (ctas > 1) {
+    hopper::warp_sync();
+    if (hopper::lane() < ctas) empty.arrive_remote(hopper::lane());
+  } else {
+    release(empty);
+  }
+}
+
 /// Four registers of an A operand: the accumulator's columns [column, column + 16) in 16 bits.
 template <hopper::Element element, int columns>
 HOPPER_FUNCTION void pack16(std::uint32_t (&fragment)[4], const hopper::Accumulator<columns>& acc, int column) {

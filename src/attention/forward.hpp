@@ -185,16 +185,6 @@ class Consumer {
   /// Row r = 0 of this thread, in the tile.
   HOPPER_FUNCTION int my_row() const { return warp_row_ + hopper::lane() / 4; }
 
-  /// release() for a block of K or V: every CTA of the cluster writes to it.
-  HOPPER_FUNCTION static void release_block(hopper::Mbarrier& empty) {
-    if constexpr (config.cluster > 1) {
-      hopper::warp_sync();
-      if (hopper::lane() < config.cluster) empty.arrive_remote(hopper::lane());
-    } else {
-      release(empty);
-    }
-  }
-
   HOPPER_FUNCTION void issue_s(S& s) {
     shared_.k_full[k_.stage].wait(k_.phase);
     hopper::issue_abt<element>(s, shared_.q[q_.stage], 64 * warpgroup_, shared_.k[k_.stage]);
@@ -206,12 +196,12 @@ class Consumer {
     hopper::wgmma_commit();
   }
   HOPPER_FUNCTION void release_k() {
-    release_block(shared_.k_empty[k_.stage]);
+    release_to_cluster<config.cluster>(shared_.k_empty[k_.stage]);
     ++k_;
     prefetch_.k_released();
   }
   HOPPER_FUNCTION void release_v() {
-    release_block(shared_.v_empty[v_.stage]);
+    release_to_cluster<config.cluster>(shared_.v_empty[v_.stage]);
     ++v_;
   }
 

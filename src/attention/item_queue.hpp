@@ -38,15 +38,10 @@ class ItemQueue {
   HOPPER_FUNCTION void receive() {
     if constexpr (config.cluster > 1) {
       if (args_.next_item == nullptr) return;
-      auto& handover = shared_.handover;
       if (takes()) {
-        handover.empty[slot_.stage].wait(slot_.phase ^ 1);
-        hopper::send_word(handover.item[slot_.stage], static_cast<std::uint32_t>(item_), handover.full[slot_.stage], 1);
+        shared_.handover.send(item_, slot_);
       } else {
-        handover.full[slot_.stage].arrive_expect_bytes(sizeof(std::uint32_t));
-        handover.full[slot_.stage].wait(slot_.phase);
-        item_ = static_cast<int>(hopper::load_shared(handover.item[slot_.stage]));
-        handover.empty[slot_.stage].arrive_remote(0);
+        item_ = shared_.handover.receive(slot_);
       }
       ++slot_;
     }

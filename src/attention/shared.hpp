@@ -5,6 +5,7 @@
 
 #include "attention/config.hpp"
 #include "attention/consumer.hpp"
+#include "attention/handover.hpp"
 #include "attention/tile_order.hpp"
 #include "hopper/hopper.hpp"
 
@@ -20,8 +21,6 @@ inline namespace HOPPER_BACKEND {
 ///   k_full      1 + bytes (producer)        consumers   K block of this stage has landed; v_full likewise
 ///   k_empty     1 per consumer warp of      producer    this stage's K block may be overwritten, in every CTA of the
 ///               every CTA of the cluster                cluster; v_empty likewise
-///   item_full   1 + 4 bytes (rank 1)        rank 1      the number of the next item has come from rank 0
-///   item_empty  1 (rank 1)                  rank 0      rank 1 has read it
 ///   turn[w]     named, two warpgroups       warpgroup w it is w's turn (config.turns says for what)
 ///   rows[w]     named, warpgroup w          warpgroup w all of w is done with Q (only where O is staged over it)
 template <ForwardConfig config>
@@ -42,11 +41,6 @@ struct Shared {
   hopper::Mbarrier k_full[config.stages], k_empty[config.stages];
   hopper::Mbarrier v_full[config.stages], v_empty[config.stages];
   Tile tile[config.q_buffers];
-  // Clusters only: rank 0 of a cluster takes the items and tells rank 1.
-  struct Handover {
-    hopper::Mbarrier full[2], empty[2];
-    std::uint32_t item[2];
-  };
   [[no_unique_address]] std::conditional_t<(config.cluster > 1), Handover, Nothing<1>> handover;
 
   /// visit(name, index, object) for every buffer and barrier.
@@ -85,12 +79,7 @@ struct Shared {
       k_empty[i].init(config.cluster * consumer_warps);
       v_empty[i].init(config.cluster * consumer_warps);
     }
-    if constexpr (config.cluster > 1) {
-      for (int i = 0; i < 2; ++i) {
-        handover.full[i].init(1);
-        handover.empty[i].init(1);
-      }
-    }
+    if constexpr (config.cluster > 1) handover.init_barriers();
     hopper::fence_barrier_init();
   }
 

@@ -22,9 +22,9 @@ struct Mbarrier {
   HOPPER_FUNCTION void arrive();
   /// One arrival, and `bytes` more that must land before the phase completes.
   HOPPER_FUNCTION void arrive_expect_bytes(int bytes);
-  /// One arrival on the barrier at this one's place in the plan of the cluster's CTA `rank`, which may be this CTA. What
-  /// this thread has read may be overwritten by who waits there; it does not hand writes over (send_word and TMA do),
-  /// for outside this CTA it releases nothing.
+  /// One arrival on the barrier at this one's place in the plan of the cluster's CTA `rank`, which may be this CTA.
+  /// What this thread has read may be overwritten by who waits there; it does not hand writes over (send_word,
+  /// send_bytes and TMA do), for outside this CTA it releases nothing.
   HOPPER_FUNCTION void arrive_remote(int rank);
   /// Returns when the phase of this parity has completed; acquires.
   HOPPER_FUNCTION void wait(int parity);

@@ -169,5 +169,32 @@ HOPPER_FUNCTION void issue_atb(Accumulator<columns>& acc, const SharedTile<depth
       [](int k) { return k * B::row_bytes; });
 }
 
+/// Issues acc = A^T B + C^T D as one product: both as in issue_atb, the depth of both together.
+template <Element element, int depth, int b_columns, int d_columns, int columns>
+HOPPER_FUNCTION void issue_atb(Accumulator<columns>& acc, const SharedTile<depth, 64>& a,
+                               const SharedTile<depth, b_columns>& b, int first_column, const SharedTile<depth, 64>& c,
+                               const SharedTile<depth, d_columns>& d, int first_column_of_d) {
+  using A = SharedTile<depth, 64>;
+  using B = SharedTile<depth, b_columns>;
+  const auto begin = [](const auto& tile, int column) {
+    return descriptor_in<Descriptors::uniform>(shared_address(&tile) + column / B::panel_columns * B::panel_bytes,
+                                               B::panel_bytes, 8 * B::row_bytes);
+  };
+  const std::uint64_t a_begin = begin(a, 0), b_begin = begin(b, first_column), c_begin = begin(c, 0),
+                      d_begin = begin(d, first_column_of_d);
+  wgmma_fence();
+  HOPPER_UNROLL
+  for (int k = 0; k < 2 * depth; k += 16) {
+    const int step = k % depth * A::row_bytes;
+    const std::uint64_t left = advance(k < depth ? a_begin : c_begin, step),
+                        right = advance(k < depth ? b_begin : d_begin, step);
+    if (k == 0) {
+      WgmmaSS<element, columns>::template issue<0, Major::across, Major::across>(acc.value, left, right);
+    } else {
+      WgmmaSS<element, columns>::template issue<1, Major::across, Major::across>(acc.value, left, right);
+    }
+  }
+}
+
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper

@@ -26,7 +26,7 @@ Kernel backward_kernel_of_row() {
   constexpr int shared_bytes = sizeof(attention::BackwardShared<Row::config>);
   static_assert(shared_bytes <= 227 * 1024, "the tiles do not fit into shared memory");
   return {reinterpret_cast<const void*>(&backward_kernel<Row>), Row::config.threads(), shared_bytes,
-          Row::config.registers(), 1};
+          Row::config.registers(), Row::config.cluster};
 }
 
 }  // namespace fa3::kernels

@@ -70,7 +70,7 @@ BackwardPlan plan_backward(const BackwardProblem& problem, int row) {
   check_tiles("kv_heads * ceil(seqlen_k", problem.seqlen_k, plan.config.tile_kv, problem.kv_heads * problem.batch);
   plan.zero_rows = problem.causal ? int(std::max<std::int64_t>(problem.seqlen_q - problem.seqlen_k, 0)) : 0;
   plan.blocks = int((problem.seqlen_q - plan.zero_rows + plan.config.tile_q - 1) / plan.config.tile_q);
-  plan.key_tiles = int((problem.seqlen_k + plan.config.tile_kv - 1) / plan.config.tile_kv);
+  plan.key_items = int((problem.seqlen_k + plan.config.item_keys() - 1) / plan.config.item_keys());
 
   const attention::DqLayout layout = attention::dq_layout(plan.config);
   const std::int64_t blocks = sequences * plan.blocks;
@@ -133,8 +133,9 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   before.count_count = plan.count_count;
 
   attention::BackwardArguments& main = launch.main;
-  main.q = tensor_map("Q", from_row(plan.q.tensor, plan.zero_rows), config.element, config.tile_q, encode);
-  main.d_o = tensor_map("dO", from_row(plan.d_o.tensor, plan.zero_rows), config.element, config.tile_q, encode);
+  const int box_rows = config.tile_q / config.cluster;
+  main.q = tensor_map("Q", from_row(plan.q.tensor, plan.zero_rows), config.element, box_rows, encode);
+  main.d_o = tensor_map("dO", from_row(plan.d_o.tensor, plan.zero_rows), config.element, box_rows, encode);
   main.k = tensor_map("K", plan.k.tensor, config.element, config.tile_kv, encode);
   main.v = tensor_map("V", plan.v.tensor, config.element, config.tile_kv, encode);
   main.dk = tensor_map("dK", plan.dk.tensor, config.element, 16, encode);
@@ -146,12 +147,12 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   main.group = int(problem.group());
   main.mask = {seqlen_q, int(problem.seqlen_k), problem.causal};
   // Head by head, whose Q, dO and dQ then stay in L2; with a causal mask the last heads together, longest tiles first.
-  const int resident = std::max(sm_count - problem.sm_margin, 1);
+  const int resident = std::max((sm_count - problem.sm_margin) / config.cluster, 1);
   const std::int64_t read_bytes =
       problem.group() * problem.seqlen_q * (problem.d + problem.d_v) * std::int64_t(element_bytes(problem.dtype));
-  if (plan.key_tiles > 0) {
+  if (plan.key_items > 0) {
     main.order =
-        attention::make_tile_order(config.tile_kv, plan.key_tiles, int(problem.kv_heads), kv_sequences, 1,
+        attention::make_tile_order(config.item_keys(), plan.key_items, int(problem.kv_heads), kv_sequences, 1,
                                    problem.causal ? resident : 0, attention::most_in_last_section(1, read_bytes));
     if (problem.deterministic) main.order = deterministic(main.order, problem, resident);
   }
@@ -169,17 +170,17 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   after.scale = scale;
 
   launch.before_ctas = int(std::int64_t(sequences) * plan.blocks * config.tile_q / attention::rows_of_cta);
-  const int tiles = plan.key_tiles * kv_sequences;
-  launch.main_ctas = cta_count(tiles, 1, sm_count, problem.sm_margin);
+  const int items = plan.key_items * kv_sequences;
+  launch.main_ctas = cta_count(items, config.cluster, sm_count, problem.sm_margin);
   if (launch.before_ctas > 0) {
     main.next_item = counts;
     main.turns = counts + 1;
     main.zeroed = main.turns + plan.turn_count;
-    if (tiles > 0) main.ahead = zeroed_ahead(main.order, resident);
+    if (items > 0) main.ahead = zeroed_ahead(main.order, resident);
     before.dq_floats = before.dq_floats / kv_sequences * main.ahead;
-    before.first_count = main.unasked = problem.deterministic || main.ahead < kv_sequences ? 0 : launch.main_ctas;
+    before.first_count = main.unasked = problem.deterministic || main.ahead < kv_sequences ? 0 : launch.main_ctas / config.cluster;
   } else {
-    launch.main_ctas = tiles;  // nobody resets the counter
+    launch.main_ctas = config.cluster * items;  // nobody resets the counter
   }
   launch.after_ctas = sequences * (after.zero_blocks + plan.blocks);
   return launch;

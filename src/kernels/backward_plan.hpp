@@ -21,7 +21,7 @@ struct BackwardPlan {
   // With a causal mask the first rows may see no key. The kernels leave them out, so that what they hold does not show.
   int zero_rows = 0;
   int blocks = 0;     // of config.tile_q of the other query rows in a sequence
-  int key_tiles = 0;  // of config.tile_kv keys in a sequence
+  int key_items = 0;  // of config.item_keys() keys in a sequence
   StagedTensor d_o, q, k, v, dk, dv;
   std::size_t statistics = 0, dq = 0, counts = 0;  // offsets
   std::int64_t turn_count = 0;

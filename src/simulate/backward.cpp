@@ -44,7 +44,7 @@ BackwardRun backward_with(BackwardRowRunner runner, kernels::BackwardPlan plan, 
         : attention::before_backward<hopper::Element::bf16>(launch.before);
   });
   run.ctas = launch.main_ctas;
-  for (int cta = 0; cta < run.ctas; ++cta) {
+  for (int cta = 0; cta < run.ctas; cta += plan.config.cluster) {
     Options own = options;
     own.trace = options.trace && cta == 0;
     runner(launch.main, own, cta, run.ctas, run.counters, run.events);

@@ -1,4 +1,4 @@
-// The GPU's backward kernels on the simulator: the same three launches, one simulated CTA after the other.
+// The GPU's backward kernels on the simulator: the same three launches, one simulated CTA or cluster after the other.
 #pragma once
 
 #include <vector>

@@ -9,16 +9,16 @@
 
 namespace fa3::simulator {
 
-/// Runs CTA `index` of `count`; adds to `counters` and, if the options say so, `events`.
+/// Runs the cluster that begins with CTA `index` of `count`; adds to `counters` and, if the options say so, `events`.
 using BackwardRowRunner = void (*)(const attention::BackwardArguments& args, const Options& options, int index,
                                    int count, Counters& counters, std::vector<Event>& events);
 
 template <attention::BackwardConfig config>
-void run_backward_cta(const attention::BackwardArguments& args, const Options& options, int index, int count,
-                      Counters& counters, std::vector<Event>& events) {
+void run_backward_cluster(const attention::BackwardArguments& args, const Options& options, int index, int count,
+                          Counters& counters, std::vector<Event>& events) {
   using Shared = attention::BackwardShared<config>;
   static_assert(sizeof(Shared) <= 227 * 1024);
-  Cluster cluster(options, index, count, config.threads(), sizeof(Shared));
+  Cluster cluster(options, index, count, config.threads(), sizeof(Shared), config.cluster);
   const auto shared = [&]() -> Shared& { return *reinterpret_cast<Shared*>(cluster.shared()); };
   shared().for_each_named([&](const char* name, int i, auto& object) {
     cluster.name_region(&object, sizeof(object), std::string(name) + "[" + std::to_string(i) + "]");

@@ -4,7 +4,7 @@
 Read are the main loops: the innermost loops that hold HGMMAs. Rows with 128 keys (tile_kv of the table) have one, which
 holds five products per trip. Wide rows, with 64 keys, have three: that of the warpgroup that makes P (it has the EX2),
 that of the one that has dQ (it has the REDG), and that of the one that makes dS (the third). Of every loop:
-  - as many groups of HGMMAs per trip as it has products (dQ of wide rows: one per 64 columns), the HGMMAs of a group
+  - as many groups of HGMMAs per trip as it has products (dQ of wide rows: one per 64 columns of the CTA), the HGMMAs of a group
     not broken by a wait: ptxas, where it serialises wgmma, closes and awaits a group for each;
   - no access to local memory, there or anywhere else in the kernel.
 What stands under a product, that is, between the issue of a group and the wait that retires it:
@@ -45,6 +45,7 @@ class Config:
     d_v: int
     tile_q: int
     tile_kv: int
+    cluster: int = 1
 
     @property
     def wide(self) -> bool:
@@ -54,8 +55,8 @@ class Config:
 def configs_of_table(header: str) -> dict[str, Config]:
     configs = {}
     for name, text in ROW.findall(header):
-        _, d, d_v, tile_q, tile_kv, *_ = (part.strip() for part in text.split(","))
-        configs[name] = Config(int(d), int(d_v), int(tile_q), int(tile_kv))
+        _, d, d_v, tile_q, tile_kv, _, cluster, *_ = (part.strip() for part in text.split(","))
+        configs[name] = Config(int(d), int(d_v), int(tile_q), int(tile_kv), int(cluster))
     return configs
 
 
@@ -120,7 +121,7 @@ def claims(config: Config, loop: Loop) -> list[str]:
         elif loop.under[name] < under:
             findings.append(f"{loop.under[name]} of {count} {name} stand under a product, not {under}")
 
-    chunks = config.d // 64
+    chunks = config.d // 64 // config.cluster
     groups = {"all": 5, "P": 3, "dS": 3, "dQ": chunks}[loop.kind]
     if loop.groups != groups:
         findings.append(f"{loop.groups} groups of HGMMAs, not {groups}: serialised?")

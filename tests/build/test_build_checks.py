@@ -470,6 +470,7 @@ class BackwardOverlap(unittest.TestCase):
         table = Path(__file__).parents[2] / "src/kernels/backward_configs.hpp"
         configs = check_backward_overlap.configs_of_table(table.read_text())
         self.assertEqual(configs["f16_d192v128"], check_backward_overlap.Config(192, 128, 64, 64))
+        self.assertEqual(configs["f16_d256"], check_backward_overlap.Config(256, 256, 64, 64, 2))
         self.assertFalse(configs["bf16_d64_deterministic"].wide)
 
 

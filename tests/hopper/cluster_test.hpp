@@ -1,4 +1,4 @@
-// Clusters of CTAs: identity, barriers over the cluster, remote arrivals, sent words, multicast loads.
+// Clusters of CTAs: identity, barriers over the cluster, remote arrivals, sent words and bytes, multicast loads.
 #pragma once
 
 #include <array>
@@ -141,6 +141,66 @@ TEST_P(Clusters, SendWordsAndTellThatTheyWereRead) {
         for (int t = 0; t < WordRing::threads; ++t)
           ASSERT_EQ(values[next++], std::uint32_t((cta / 2 * 2 + from) * 1000000 + item * 1000 + cta % 2))
               << "CTA " << cta << ", item " << item << ", from rank " << from << ", thread " << t;
+}
+
+/// Every warp of a CTA writes a piece and sends it to the peer, through two buffers. Readers tell the sender that its
+/// piece has been read there, so that it may write the next one and send it.
+struct ByteRing {
+  static constexpr int threads = 128, stages = 2, items = 9, words = 128;  // a piece's words
+  struct Arguments {
+    std::uint32_t* got;  // by CTA, item, warp, word
+  };
+  struct Shared {
+    alignas(16) std::uint32_t own[stages][4][words], peer[stages][4][words];
+    hopper::Mbarrier full[stages], empty[stages];
+  };
+  static constexpr std::uint32_t value(int cta, int item, int warp, int word) {
+    return std::uint32_t(cta * 10000000 + item * 100000 + warp * 1000 + word);
+  }
+  HOPPER_FUNCTION static void run(Shared& shared, const Arguments& args) {
+    const int me = rank(), warp = me / 32, lane = hopper::lane(), peer = 1 - hopper::cluster_rank();
+    if (me == 0) {
+      for (int i = 0; i < stages; ++i) {
+        shared.full[i].init(4);
+        shared.empty[i].init(4);
+      }
+      hopper::fence_barrier_init();
+    }
+    hopper::cluster_sync();
+    for (int i = 0; i < items; ++i) {
+      const int stage = i % stages, phase = i / stages % 2;
+      shared.empty[stage].wait(phase ^ 1);
+      for (int word = lane; word < words; word += 32)
+        hopper::store_shared(shared.own[stage][warp][word], value(hopper::cta(), i, warp, word));
+      hopper::fence_async_shared();
+      hopper::warp_sync();
+      if (lane == 0) {
+        shared.full[stage].arrive_expect_bytes(4 * words);
+        hopper::send_bytes(shared.peer[stage][warp], shared.own[stage][warp], 4 * words, shared.full[stage], peer);
+      }
+      shared.full[stage].wait(phase);
+      for (int word = lane; word < words; word += 32)
+        args.got[((hopper::cta() * items + i) * 4 + warp) * words + word] =
+            hopper::load_shared(shared.peer[stage][warp][word]);
+      hopper::warp_sync();
+      if (lane == 0) shared.empty[stage].arrive_remote(peer);
+    }
+    hopper::cluster_sync();
+  }
+};
+
+TEST_P(Clusters, SendBytes) {
+  constexpr int ctas = 4;
+  Buffer<std::uint32_t> got(ctas * ByteRing::items * 4 * ByteRing::words, 0u);
+  launch<ByteRing>({got.data()}, ctas, 2);
+  const std::vector<std::uint32_t> values = got.read();
+  std::size_t next = 0;
+  for (int cta = 0; cta < ctas; ++cta)
+    for (int item = 0; item < ByteRing::items; ++item)
+      for (int warp = 0; warp < 4; ++warp)
+        for (int word = 0; word < ByteRing::words; ++word)
+          ASSERT_EQ(values[next++], ByteRing::value(cta ^ 1, item, warp, word))
+              << "CTA " << cta << ", item " << item << ", warp " << warp << ", word " << word;
 }
 
 /// A tile that both CTAs of a cluster load half of, for both.

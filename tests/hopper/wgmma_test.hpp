@@ -193,7 +193,8 @@ TEST_P(Wgmma, ProductsOfSharedOperandsAlongColumns) {
 }
 
 /// What wide rows of the backward pass do with a tile A [64 x 64] in shared memory: C + A B by issue_ab, and A^T B by
-/// issue_atb, with the columns of B [64 x 256] from `first` on.
+/// issue_atb, with the columns of B [64 x 256] from `first` on; in clusters A^T B + C^T D in one product, here with the
+/// second panel of B as C, and B as D.
 template <Element element_, int columns_, int first_>
 struct ProductsOfATile {
   static constexpr Element element = element_;
@@ -203,7 +204,7 @@ struct ProductsOfATile {
   struct Arguments {
     const Chunk *a, *b;
     const float* c;
-    float *sum, *transposed;
+    float *sum, *transposed, *both;
   };
   struct Shared {
     A a;
@@ -214,15 +215,18 @@ struct ProductsOfATile {
     copy_in(&shared.b, args.b, B::bytes, threads);
     hopper::fence_async_shared();
     hopper::cta_sync();
-    hopper::Accumulator<columns> sum, transposed;
+    hopper::Accumulator<columns> sum, transposed, both;
     read(sum, args.c);
     hopper::issue_ab<element, true>(sum, shared.a, 0, shared.b, first);
     hopper::wgmma_commit();
     hopper::issue_atb<element>(transposed, shared.a, shared.b, first);
     hopper::wgmma_commit();
-    hopper::wgmma_wait<0>(sum, transposed);
+    hopper::issue_atb<element>(both, shared.a, shared.b, first, hopper::panels_of<64>(shared.b, 64), shared.b, 0);
+    hopper::wgmma_commit();
+    hopper::wgmma_wait<0>(sum, transposed, both);
     write(args.sum, sum);
     write(args.transposed, transposed);
+    write(args.both, both);
   }
 };
 
@@ -232,15 +236,18 @@ TEST_P(Wgmma, ProductsOfATileAndItsTranspose) {
                                     << Kernel::first + Kernel::columns);
     const Matrix a = integers(64, 64, 8, 1), b = integers(64, 256, 8, 2), c = integers(64, Kernel::columns, 1000, 3);
     Buffer<Chunk> a_image(tile_image(Kernel::element, a)), b_image(tile_image(Kernel::element, b));
-    Buffer<float> c_values(floats(c)), sum(c.value.size(), 0.0f), transposed(c.value.size(), 0.0f);
-    launch<Kernel>({a_image.data(), b_image.data(), c_values.data(), sum.data(), transposed.data()});
-    Matrix b_part(64, Kernel::columns), a_transposed(64, 64);
+    Buffer<float> c_values(floats(c)), sum(c.value.size(), 0.0f), transposed(c.value.size(), 0.0f),
+        both(c.value.size(), 0.0f);
+    launch<Kernel>({a_image.data(), b_image.data(), c_values.data(), sum.data(), transposed.data(), both.data()});
+    Matrix b_part(64, Kernel::columns), a_transposed(64, 64), panel_transposed(64, 64);
     for (int k = 0; k < 64; ++k) {
       for (int j = 0; j < Kernel::columns; ++j) b_part(k, j) = b(k, Kernel::first + j);
-      for (int i = 0; i < 64; ++i) a_transposed(i, k) = a(k, i);
+      for (int i = 0; i < 64; ++i) a_transposed(i, k) = a(k, i), panel_transposed(i, k) = b(k, 64 + i);
     }
     expect_equal(sum.read(), product(a, b_part, false, c));
-    expect_equal(transposed.read(), product(a_transposed, b_part, false, Matrix(64, Kernel::columns)));
+    const Matrix of_a = product(a_transposed, b_part, false, Matrix(64, Kernel::columns));
+    expect_equal(transposed.read(), of_a);
+    expect_equal(both.read(), product(panel_transposed, b, false, of_a));
   };
   test(ProductsOfATile<Element::f16, 64, 192>{});
   test(ProductsOfATile<Element::bf16, 64, 0>{});

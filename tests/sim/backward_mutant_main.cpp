@@ -25,7 +25,7 @@ check::Case case_named(const std::string& name) {
   if (name == "full") {  // two query heads of one key head, blocks enough to go round the rings twice, ragged ends
     c.heads = 2;
     c.seqlen_q = 4 * config.tile_q + 5;
-    c.seqlen_k = 2 * config.tile_kv - 13;
+    c.seqlen_k = 2 * config.item_keys() - 13;
   } else if (name == "causal") {  // edge blocks and blocks without a mask
     c.seqlen_q = 4 * config.tile_q + 30;
     c.seqlen_k = c.seqlen_q + 20;
@@ -33,7 +33,7 @@ check::Case case_named(const std::string& name) {
   } else if (name == "tiles") {  // CTAs take several tiles of one block
     c.heads = c.kv_heads = 3;
     c.seqlen_q = config.tile_q - 3;
-    c.seqlen_k = 2 * config.tile_kv + 9;
+    c.seqlen_k = 2 * config.item_keys() + 9;
     c.sm_margin = 1;
   } else {
     throw std::invalid_argument("case \"" + name + "\"; there are full, causal and tiles");
@@ -41,20 +41,21 @@ check::Case case_named(const std::string& name) {
   return c;
 }
 
-/// backwards: CTAs do not ask for items but have one each, the last the first.
+/// backwards: clusters do not ask for items but have one each, the last the first.
 template <bool backwards>
-void run_cta(const attention::BackwardArguments& args, const simulator::Options& options, int index, int count,
-             simulator::Counters& counters, std::vector<simulator::Event>& events) {
+void run_cluster(const attention::BackwardArguments& args, const simulator::Options& options, int index, int count,
+                 simulator::Counters& counters, std::vector<simulator::Event>& events) {
   attention::BackwardArguments changed = args;
   if (backwards) changed.next_item = nullptr;
-  simulator::run_backward_cta<config>(changed, options, backwards ? count - 1 - index : index, count, counters, events);
+  simulator::run_backward_cluster<config>(changed, options, backwards ? count - config.cluster - index : index, count,
+                                          counters, events);
 }
 
 template <bool backwards>
 check::Verdict run(const check::Case& c, const simulator::Options& options) {
   return check::run_backward_case(c, Device::cpu, simulator::backward_on_simulator([&](BackwardProblem problem) {
                                     problem.deterministic = config.deterministic;
-                                    simulator::backward_with(&run_cta<backwards>,
+                                    simulator::backward_with(&run_cluster<backwards>,
                                                              kernels::plan_backward(problem, FA3_MUTANT_ROW), problem,
                                                              options, 3);
                                   }));

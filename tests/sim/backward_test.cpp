@@ -38,20 +38,20 @@ struct NamedCase {
 
 const NamedCase cases[] = {
     {"one_key", [](const Row& row) { return base(row, 1, 1, false); }},
-    {"one_row", [](const Row& row) { return base(row, 1, row.config.tile_kv + 1, true); }},
-    {"whole_tiles", [](const Row& row) { return base(row, 2 * row.config.tile_q, row.config.tile_kv, false); }},
+    {"one_row", [](const Row& row) { return base(row, 1, row.config.item_keys() + 1, true); }},
+    {"whole_tiles", [](const Row& row) { return base(row, 2 * row.config.tile_q, row.config.item_keys(), false); }},
     {"many_blocks", [](const Row& row) { return base(row, 5 * row.config.tile_q + 3, 50, false); }},
     {"ragged",
      [](const Row& row) {
-       Case c = base(row, 2 * row.config.tile_q + 1, row.config.tile_kv + 65, false);
+       Case c = base(row, 2 * row.config.tile_q + 1, row.config.item_keys() + 65, false);
        c.heads = c.kv_heads = 2;
        return c;
      }},
-    {"square", [](const Row& row) { return base(row, 2 * row.config.tile_kv, 2 * row.config.tile_kv, true); }},
+    {"square", [](const Row& row) { return base(row, 2 * row.config.item_keys(), 2 * row.config.item_keys(), true); }},
     {"more_queries_than_keys",
-     [](const Row& row) { return base(row, 2 * row.config.tile_q + 70, row.config.tile_kv + 9, true); }},
+     [](const Row& row) { return base(row, 2 * row.config.tile_q + 70, row.config.item_keys() + 9, true); }},
     {"more_keys_than_queries",
-     [](const Row& row) { return base(row, row.config.tile_q + 5, 2 * row.config.tile_kv + 9, true); }},
+     [](const Row& row) { return base(row, row.config.tile_q + 5, 2 * row.config.item_keys() + 9, true); }},
     {"no_keys",
      [](const Row& row) {
        Case c = base(row, 70, 0, false);
@@ -61,7 +61,7 @@ const NamedCase cases[] = {
     {"no_queries", [](const Row& row) { return base(row, 0, 70, true); }},
     {"grouped",
      [](const Row& row) {
-       Case c = base(row, row.config.tile_q + 20, row.config.tile_kv + 40, true);
+       Case c = base(row, row.config.tile_q + 20, row.config.item_keys() + 40, true);
        c.batch = 2;
        c.heads = 6;
        c.kv_heads = 2;
@@ -109,7 +109,7 @@ const NamedCase cases[] = {
      }},
     {"odd_rows",
      [](const Row& row) {  // every tensor goes through the workspace, or is read and written by elements
-       Case c = base(row, 40, row.config.tile_kv + 1, true);
+       Case c = base(row, 40, row.config.item_keys() + 1, true);
        c.heads = c.kv_heads = 2;
        for (check::TensorSpec* tensor : {&c.q, &c.k, &c.v, &c.o, &c.d_o, &c.dq, &c.dk, &c.dv})
          tensor->layout = Layout::padded;
@@ -134,7 +134,7 @@ const NamedCase cases[] = {
      }},
     {"few_sms",
      [](const Row& row) {  // CTAs take several tiles
-       Case c = base(row, 2 * row.config.tile_q, 2 * row.config.tile_kv + 9, true);
+       Case c = base(row, 2 * row.config.tile_q, 2 * row.config.item_keys() + 9, true);
        c.heads = c.kv_heads = 2;
        c.sm_margin = 1;
        return c;

@@ -243,6 +243,43 @@ TEST_F(SentWord, MustNotComeBeforeTheLastOneWasRead) {
   expect_found({"race: "}, kernel(false));
 }
 
+/// Four words sent by thread 0 of the first CTA to the second, which says that it has them.
+struct SentBytes {
+  bool fences = true, expects = true, waits = true, overwrites = false, overwrites_early = false;
+  int bytes = 16;
+  std::uint32_t* got = nullptr;  // their sum, as received
+
+  void operator()(Shared& shared) const {
+    const auto words = [](Tile& tile) -> std::uint32_t(&)[4] { return *reinterpret_cast<std::uint32_t(*)[4]>(&tile); };
+    if (hopper::cluster_rank() == 0) {
+      for (std::uint32_t i = 0; i < 4; ++i) hopper::store_shared(words(shared.tile[0])[i], 100 + i);
+      if (fences) hopper::fence_async_shared();
+      hopper::send_bytes(&shared.tile[1], &shared.tile[0], bytes, shared.told, 1);
+      if (overwrites_early) hopper::store_shared(words(shared.tile[0])[3], 0u);
+      shared.told.wait(0);
+      if (overwrites) hopper::store_shared(words(shared.tile[0])[3], 0u);
+    } else {
+      expects ? shared.told.arrive_expect_bytes(16) : shared.told.arrive();
+      if (waits) shared.told.wait(0);
+      std::uint32_t sum = 0;
+      for (const std::uint32_t& word : words(shared.tile[1])) sum += hopper::load_shared(word);
+      if (got != nullptr) *got = sum;
+      shared.told.arrive_remote(0);
+    }
+  }
+};
+
+TEST_F(SentWord, BytesAreReadByWhoeverWaitsForThem) {
+  std::uint32_t got = 0;
+  expect_found({}, SentBytes{.overwrites = true, .got = &got});
+  EXPECT_EQ(got, 100u + 101u + 102u + 103u);
+  expect_found({"wrote without fence_async_shared (tile[0] of CTA 2 + 0)"}, SentBytes{.fences = false});
+  expect_found({"told[0] of CTA 3"}, SentBytes{.expects = false});
+  expect_found({"race: ", "tile[1] of CTA 3 + 0"}, SentBytes{.waits = false});
+  expect_found({"race: an ordinary store writes tile[0] of CTA 2 + "}, SentBytes{.overwrites_early = true});
+  expect_found({"send_bytes of 8 bytes: they must begin at a multiple of 16 bytes and be one"}, SentBytes{.bytes = 8});
+}
+
 TEST_F(SentWord, StaysInTheCluster) {
   expect_found({"sends a word to a barrier of rank 2 in a cluster of 2"},
                [](Shared& shared) { hopper::send_word(shared.word, 1, shared.told, 2); });

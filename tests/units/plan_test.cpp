@@ -163,6 +163,35 @@ TEST(BackwardPlan, CountsAreResetWhereTheyAreUsed) {
   }
 }
 
+TEST(BackwardPlan, ClustersTakePairsOfTiles) {
+  static std::map<std::string, std::uint32_t> box_rows;
+  const TensorMapEncoder note = [](const hopper::TensorMapSpec& spec) {
+    box_rows[spec.name] = spec.box_rows;
+    return hopper::TensorMap{};
+  };
+  for (const bool deterministic : {false, true}) {
+    BackwardProblem problem = backward_problem(3, 200, false);
+    problem.deterministic = deterministic;
+    problem.d = problem.d_v = 256;
+    BackwardPlan plan = plan_backward(problem);
+    ASSERT_EQ(plan.config.cluster, 2);
+    std::vector<unsigned char> workspace(1);
+    const BackwardLaunch launch = backward_launch(problem, plan, workspace.data(), 9, note);
+    EXPECT_EQ(box_rows["Q"], 32u);
+    EXPECT_EQ(box_rows["dO"], 32u);
+    EXPECT_EQ(box_rows["K"], 64u);
+    EXPECT_EQ(launch.main.order.count(), 3 * 2);  // 128 keys each
+    EXPECT_EQ(launch.main.order.rows, 128);
+    EXPECT_EQ(launch.main_ctas, 8);  // a cluster needs two SMs
+    const attention::DqLayout layout = attention::dq_layout(plan.config);
+    EXPECT_EQ(layout.parts, 2);
+    EXPECT_EQ(layout.part_columns, 128);
+    EXPECT_FALSE(layout.split_rows);
+    problem.sm_margin = 8;  // one SM is left, and one cluster runs all the same
+    EXPECT_EQ(backward_launch(problem, plan, workspace.data(), 9, note).main_ctas, 2);
+  }
+}
+
 TEST(BackwardPlan, StatisticsOfAThreadStandTogether) {
   for (int row = 0; row < 128; ++row) {
     const int lane = row % 8 / 2, j = row / 8, e = row % 2;  // the thread whose column it is, and which of its columns

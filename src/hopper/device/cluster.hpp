@@ -40,4 +40,11 @@ __device__ __forceinline__ void send_word(std::uint32_t& to, std::uint32_t value
                : "memory");
 }
 
+__device__ __forceinline__ void send_bytes(void* to, const void* from, int bytes, Mbarrier& barrier, int rank) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   remote_address(shared_address(to), rank)),
+               "r"(shared_address(from)), "r"(bytes), "r"(remote_address(shared_address(&barrier), rank))
+               : "memory");
+}
+
 }  // namespace fa3::hopper::inline device

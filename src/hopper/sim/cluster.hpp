@@ -14,4 +14,8 @@ inline void send_word(std::uint32_t& to, std::uint32_t value, Mbarrier& barrier,
   simulator::Cluster::current().send_word(to, value, barrier.state, rank);
 }
 
+inline void send_bytes(void* to, const void* from, int bytes, Mbarrier& barrier, int rank) {
+  simulator::Cluster::current().send_bytes(to, from, bytes, barrier.state, rank);
+}
+
 }  // namespace fa3::hopper::inline sim

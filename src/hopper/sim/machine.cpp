@@ -19,6 +19,7 @@ thread_local Cluster* current_cluster = nullptr;
 constexpr int warp_threads = 32;
 constexpr int warpgroup_threads = 128;
 constexpr std::uint32_t chunk_bytes = 16, word_bytes = 4;
+constexpr std::uint8_t any_swizzle = 1;  // of sent bytes, which are as threads have written them
 // Where the plan begins in the shared window: the first kilobyte belongs to the system, as on the device.
 constexpr std::uint32_t shared_base = 1024;
 constexpr std::uint32_t poison_bits = 0x7fc0dead;  // a NaN no arithmetic produces
@@ -236,7 +237,7 @@ struct Cluster::Region {
 };
 
 struct Cluster::Copy {
-  enum class Kind { load, store, add, word, bulk_load, bulk_add } kind;
+  enum class Kind { load, store, add, word, sent, bulk_load, bulk_add } kind;
   bool done = false;
   hopper::TensorMapSpec spec{};
   hopper::Coordinates at{};
@@ -244,6 +245,7 @@ struct Cluster::Copy {
   std::uint32_t word = 0;  // if it is one
   void* global = nullptr;  // of a bulk copy
   int length = 0;          // likewise, bytes
+  std::uint32_t from = 0;  // of sent bytes: where they are, in the memory of the cluster
   int rank = 0;            // of the CTA that `address` and `barrier` belong to
   std::uint32_t address = 0;
   std::uint64_t* barrier = nullptr;
@@ -253,9 +255,9 @@ struct Cluster::Copy {
   std::uint32_t number = 0;  // of a store: 1 + stores its thread issued before
   std::uint32_t id = 0;
   double finish = 0;
-  bool bulk() const { return kind == Kind::bulk_load || kind == Kind::bulk_add; }
+  bool bulk() const { return kind == Kind::bulk_load || kind == Kind::bulk_add || kind == Kind::sent; }
   bool stores() const { return kind == Kind::store || kind == Kind::add || kind == Kind::bulk_add; }
-  bool loads() const { return kind == Kind::load || kind == Kind::bulk_load; }
+  bool loads() const { return kind == Kind::load || kind == Kind::bulk_load || kind == Kind::sent; }
   int bytes() const {
     return kind == Kind::word ? int(word_bytes) : bulk() ? length : int(spec.box_rows) * spec.swizzle_bytes;
   }
@@ -701,6 +703,7 @@ void Cluster::check_order(std::uint32_t chunk_index, bool write, const string& w
   if (write) {
     if (chunk.store != 0 && !known(stores_read_of(chunk.storer), chunk.store))
       race("which a TMA store of " + component_name(chunk.storer) + " may still read");
+    if (chunk.sent != 0 && !known(chunk.sent_component, chunk.sent)) race("which send_bytes may still read");
     for (const auto& warpgroup : warpgroups_) {
       const std::uint32_t product = warpgroup->read[chunk_index];
       for (int warp = 4 * warpgroup->index; product != 0 && warp < 4 * warpgroup->index + 4; ++warp)
@@ -961,7 +964,9 @@ std::size_t Cluster::count_on_barrier(Copy& copy, const char* verb) {
 
 void Cluster::barrier_complete_bytes(const Copy& copy) {
   std::uint64_t& state = *copy.barrier;
-  const string what = copy.kind == Copy::Kind::word ? "a sent word" : "a TMA load";
+  const string what = copy.kind == Copy::Kind::word   ? "a sent word"
+                      : copy.kind == Copy::Kind::sent ? "send_bytes"
+                                                      : "a TMA load";
   const auto found = barriers_.find(&state);
   if (found == barriers_.end()) fail(what + " completes on " + barrier_name(state) + ", which is not initialised");
   if (!found->second.fenced)
@@ -1234,11 +1239,27 @@ void Cluster::raise_count(unsigned& counter) {
   wake(&counter, self().time);
 }
 
-/// A copy between global memory and the shared memory of the CTA `copy.rank`, by the running thread.
+void Cluster::send_bytes(void* to, const void* from, int bytes, std::uint64_t& barrier, int rank) {
+  yield();
+  Copy copy{.kind = Copy::Kind::sent, .length = bytes, .rank = rank, .address = shared_address(to)};
+  const std::uint32_t source = shared_address(from);
+  check_range(source, std::size_t(bytes), "send_bytes");
+  copy.from = offset_of(self().rank, source);
+  copy.barrier = &peer(barrier, rank, "sends bytes to");
+  if (bytes <= 0 || bytes % 16 != 0 || copy.from % chunk_bytes != 0)
+    fail("send_bytes of " + to_string(bytes) + " bytes: they must begin at a multiple of 16 bytes and be one");
+  start_tma(copy);
+  self().time += 4;
+}
+
+/// A copy between global memory, or the running thread's shared memory, and the shared memory of the CTA `copy.rank`,
+/// by the running thread.
 void Cluster::start_tma(Copy copy) {
   Thread& thread = self();
   const bool load = copy.loads();
-  const string what = string(load ? "TMA load of " : "TMA store of ") + copy.spec.name;
+  const bool sent = copy.kind == Copy::Kind::sent;
+  const string what =
+      sent ? "TMA copy from " + where(copy.from) : string(load ? "TMA load of " : "TMA store of ") + copy.spec.name;
   copy.thread = thread.index;
   copy.id = next_id_++;
   const std::uint32_t bytes = std::uint32_t(copy.bytes());
@@ -1251,18 +1272,29 @@ void Cluster::start_tma(Copy copy) {
     fail(what + (load ? " to " : " from ") + where(offset) + ": the address must be a multiple of " +
          to_string(8 * copy.spec.swizzle_bytes) + " bytes, or the swizzle is not the one wgmma expects");
   Region* region = region_at(offset);
-  descriptions_[copy.id] = "the " + what + " rows " + to_string(copy.at.row) + ".. " +
+  descriptions_[copy.id] = "the " + what + (sent ? " " : " rows " + to_string(copy.at.row) + ".. ") +
                            (!load ? "from " + where(offset) : "into " + (region ? region->name : where(offset)));
   const std::size_t landed = load ? count_on_barrier(copy, "loads onto") : 0;
   check_async_access(offset, bytes, load, copy.id);
+  if (sent) {
+    check_async_access(copy.from, bytes, false, copy.id);
+    for (std::uint32_t i = copy.from / chunk_bytes; i < (copy.from + bytes) / chunk_bytes; ++i) {
+      Chunk& chunk = chunks_[i];
+      ++chunk.async_reads;
+      chunk.reader = copy.id;
+      chunk.sent = copy.phase;
+      chunk.sent_component = std::uint16_t(landed);
+    }
+    counters_.tma_store_bytes += bytes;
+  }
   for (std::uint32_t i = offset / chunk_bytes; i < (offset + bytes) / chunk_bytes; ++i) {
     Chunk& chunk = chunks_[i];
     if (load) {
       chunk.loading = chunk.loaded = copy.id;
       chunk.load_component = std::uint16_t(landed);
       chunk.load_phase = copy.phase;
-      chunk.swizzle_bytes = std::uint8_t(copy.spec.swizzle_bytes);
-      chunk.store = 0;
+      chunk.swizzle_bytes = copy.kind == Copy::Kind::sent ? any_swizzle : std::uint8_t(copy.spec.swizzle_bytes);
+      chunk.store = chunk.sent = 0;
       for (auto& warpgroup : warpgroups_) warpgroup->read[i] = 0;
     } else {
       ++chunk.async_reads;
@@ -1333,6 +1365,11 @@ void Cluster::apply(Copy& copy) {
   const hopper::TensorMapSpec& spec = copy.spec;
   const std::uint32_t offset = offset_of(copy.rank, copy.address);
   if (copy.kind == Copy::Kind::word) std::memcpy(shared_ + offset, &copy.word, word_bytes);
+  if (copy.kind == Copy::Kind::sent) {
+    std::memcpy(shared_ + offset, shared_ + copy.from, std::size_t(copy.length));
+    for (std::uint32_t i = 0; i < std::uint32_t(copy.length) / chunk_bytes; ++i)
+      --chunks_[copy.from / chunk_bytes + i].async_reads;
+  }
   if (copy.kind == Copy::Kind::bulk_load) std::memcpy(shared_ + offset, copy.global, std::size_t(copy.length));
   if (copy.kind == Copy::Kind::bulk_add) {
     for (int i = 0; i < copy.length / int(sizeof(float)); ++i)
@@ -1439,7 +1476,7 @@ void Cluster::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_
     Chunk& chunk = chunks_[i];
     if (chunk.loaded != 0) {
       need(chunk.load_component, chunk.load_phase, never, i);
-      if (chunk.swizzle_bytes != swizzle_bytes)
+      if (chunk.swizzle_bytes != swizzle_bytes && chunk.swizzle_bytes != any_swizzle)
         fail("wgmma descriptor: " + where(i * chunk_bytes) + " is read with a swizzle of " + to_string(swizzle_bytes) +
              " bytes, but " + descriptions_[chunk.loaded] + " wrote it with one of " + to_string(chunk.swizzle_bytes));
     }

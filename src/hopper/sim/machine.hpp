@@ -137,6 +137,8 @@ class Cluster {
   void wait_for_count(const unsigned& counter, unsigned count);
   void raise_count(unsigned& counter);
   void send_word(std::uint32_t& to, std::uint32_t value, std::uint64_t& barrier, int rank);
+  /// `from` is this CTA's, `to` and `barrier` name places in the plan of `rank`.
+  void send_bytes(void* to, const void* from, int bytes, std::uint64_t& barrier, int rank);
   void store_commit();
   void store_wait_read(int pending);
 
@@ -258,7 +260,9 @@ class Cluster {
     std::uint32_t store = 0;       // number of the latest TMA store that reads it, of thread `storer`
     std::uint16_t storer = 0;
     std::uint16_t load_component = 0;
-    std::uint16_t async_reads = 0;   // pending reads by TMA stores and products
+    std::uint32_t sent = 0;  // as load_phase, of the barrier that says the latest send_bytes has read it
+    std::uint16_t sent_component = 0;
+    std::uint16_t async_reads = 0;   // pending reads by TMA stores, send_bytes and products
     std::uint8_t swizzle_bytes = 0;  // of the latest TMA load
     bool ordinary = false;           // its words have ordinary accesses on record
   };
