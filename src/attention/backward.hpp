@@ -326,8 +326,8 @@ class BackwardConsumer {
       }
     }
     if constexpr (dv_early) {
-      if (is_edge(visit)) hide_from(visit, s);
-      pack<element>(p, s);
+      if (is_edge(visit)) hide_from<0, config.tile_q>(visit, s);
+      pack<element, 0, config.tile_q>(p, s);
       d_ = read_ahead(shared_.statistics[at_.stage].minus_d);
       issue_dv(dv, p);
       hopper::wgmma_wait<1>(dp);
@@ -343,16 +343,18 @@ class BackwardConsumer {
   }
 
   HOPPER_FUNCTION bool is_edge(Visit visit) const { return visit.block < whole_.first || visit.block >= whole_.end; }
-  HOPPER_FUNCTION void hide_from(Visit visit, auto&... all) const {
-    hide<config.tile_q>(args_.mask, hopper::load_shared(shared_.tile.first_key) + warp_key() + hopper::lane() / 4,
-                        visit.block * config.tile_q, all...);
+  template <int begin, int end, class... Accumulators>
+  HOPPER_FUNCTION void hide_from(Visit visit, Accumulators&... all) const {
+    hide<begin, end>(args_.mask, hopper::load_shared(shared_.tile.first_key) + warp_key() + hopper::lane() / 4,
+                     visit.block * config.tile_q, all...);
   }
 
-  /// [B7] dS = P * (dP - D), 0 where masked, in 16 bits.
-  HOPPER_FUNCTION void derive(Visit visit, const S& s, S& dp, P& p, P& ds) const {
-    const OfRows<config.tile_q> minus_d = part<config.tile_q>(d_, shared_.statistics[at_.stage].minus_d, 0);
+  /// [B7] dS = P * (dP - D), 0 where masked, of columns [begin, end), in 16 bits.
+  template <int begin, int end>
+  HOPPER_FUNCTION void derive(Visit visit, S& s, S& dp, P& p, P& ds) const {
+    const OfRows<end - begin> minus_d = part<end - begin>(d_, shared_.statistics[at_.stage].minus_d, begin);
     HOPPER_UNROLL
-    for (int j = 0; j < config.tile_q / 8; ++j) {
+    for (int j = begin / 8; j < end / 8; ++j) {
       HOPPER_UNROLL
       for (int r = 0; r < 2; ++r) {
         float of_p[2];
@@ -364,19 +366,19 @@ class BackwardConsumer {
         HOPPER_UNROLL
         for (int e = 0; e < 2; ++e) {
           float& x = dp.value[4 * j + 2 * r + e];
-          x = of_p[e] * hopper::fma(x, inverse_p_size, minus_d.of(j, e));
+          x = of_p[e] * hopper::fma(x, inverse_p_size, minus_d.of(j - begin / 8, e));
         }
       }
     }
-    if constexpr (dv_early) {
-      if (is_edge(visit)) hide_from(visit, dp);
-      pack<element>(ds, dp);
-    } else {
-      // Why behind pack(): around the branch there are half as many registers then.
-      pack<element>(p, s);
-      pack<element>(ds, dp);
-      if (is_edge(visit)) hide_from(visit, p, ds);
+    if (is_edge(visit)) {
+      if constexpr (dv_early) {
+        hide_from<begin, end>(visit, dp);
+      } else {
+        hide_from<begin, end>(visit, s, dp);
+      }
     }
+    if constexpr (!dv_early) pack<element, begin, end>(p, s);
+    pack<element, begin, end>(ds, dp);
   }
 
   /// One block, whose P and dP are there, and P and dP of the next one, to which `visit` goes on. Why so, and not from
@@ -385,8 +387,14 @@ class BackwardConsumer {
   HOPPER_FUNCTION void step(Visit& visit, S& s, S& dp, P& p, Dk& dk, Dv& dv) {
     constexpr int dqs = first ? 0 : 1, next = last ? 0 : 1;  // products
     P ds;
-    derive(visit, s, dp, p, ds);
-    if constexpr (!dv_early) issue_dv(dv, p);
+    if constexpr (dv_early) {
+      derive<0, config.tile_q>(visit, s, dp, p, ds);
+    } else {
+      // Why in parts: nvcc 13.0 mixes what stands between two branches, and would run out of registers.
+      derive<0, 64>(visit, s, dp, p, ds);
+      derive<64, 128>(visit, s, dp, p, ds);
+      issue_dv(dv, p);
+    }
     if constexpr (!first) await_ds(before(at_));
     stage_ds(ds);
     // [B8] dK += dS^T Q.

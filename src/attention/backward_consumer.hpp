@@ -47,45 +47,30 @@ HOPPER_FUNCTION std::uint32_t seeing_word(const Mask& mask, int key, int first_r
   return visible_word({rows.first - first_row, rows.end - first_row}, 2 * (hopper::lane() % 4));
 }
 
-/// 0 where the row does not see the key, whatever stood there: numbers of key r, of 64 rows from `begin` on, of which
-/// visible_word() says which are seen.
-template <int columns>
-HOPPER_FUNCTION void hide_by_word(hopper::Accumulator<columns>& of, int begin, int r, std::uint32_t word) {
-  HOPPER_UNROLL
-  for (int j = 0; j < 8; ++j) {
-    HOPPER_UNROLL
-    for (int e = 0; e < 2; ++e) {
-      float& x = of.value[begin / 2 + 4 * j + 2 * r + e];
-      const bool visible = (word >> (2 * j + e)) & 1;
-      x = visible ? x : 0.0f;
-    }
-  }
-}
-template <int columns>
-HOPPER_FUNCTION void hide_by_word(hopper::OperandA<columns>& of, int begin, int r, std::uint32_t word) {
-  HOPPER_UNROLL
-  for (int j = 0; j < 8; ++j)
-    of.value[begin / 4 + 2 * j + r] &=
-        ((word >> (2 * j)) & 1 ? 0xffffu : 0u) | ((word >> (2 * j + 1)) & 1 ? 0xffff0000u : 0u);
-}
-/// The same in all of these, of `columns` rows from first_row on. Key r of the thread is first_key + 8 r.
-template <int columns>
-HOPPER_FUNCTION void hide(const Mask& mask, int first_key, int first_row, auto&... all) {
+/// 0 where the row does not see the key, whatever stood there, in every accumulator: in columns [begin, end) of
+/// the block, whose rows begin at first_row. Key r of the thread is first_key + 8 r.
+template <int begin, int end, class... Accumulators>
+HOPPER_FUNCTION void hide(const Mask& mask, int first_key, int first_row, Accumulators&... all) {
   HOPPER_UNROLL
   for (int r = 0; r < 2; ++r) {
+    const std::uint32_t word = seeing_word(mask, first_key + 8 * r, first_row + begin);
     HOPPER_UNROLL
-    for (int begin = 0; begin < columns; begin += 64) {
-      const std::uint32_t word = seeing_word(mask, first_key + 8 * r, first_row + begin);
-      (hide_by_word(all, begin, r, word), ...);
+    for (int j = 0; j < (end - begin) / 8; ++j) {
+      HOPPER_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const int i = begin / 2 + 4 * j + 2 * r + e;
+        const bool visible = (word >> (2 * j + e)) & 1;
+        ((all.value[i] = visible ? all.value[i] : 0.0f), ...);
+      }
     }
   }
 }
 
-/// In 16 bits.
-template <hopper::Element element, int columns>
+/// Columns [begin, end) in 16 bits.
+template <hopper::Element element, int begin, int end, int columns>
 HOPPER_FUNCTION void pack(hopper::OperandA<columns>& to, const hopper::Accumulator<columns>& from) {
   HOPPER_UNROLL
-  for (int column = 0; column < columns; column += 16) {
+  for (int column = begin; column < end; column += 16) {
     std::uint32_t fragment[4];
     pack16<element>(fragment, from, column);
     HOPPER_UNROLL

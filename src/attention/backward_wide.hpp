@@ -256,8 +256,11 @@ class WideDq {
 
  private:
   static constexpr DqLayout layout = dq_layout(config);
-  static constexpr int chunks = layout.part_columns / 64;
-  using Chunk = hopper::Accumulator<64>;  // 64 rows x 64 columns
+  // As few and as wide as 64 registers allow: a product of 64 columns reads so much from shared memory that whatever
+  // else is asked of that has to wait.
+  static constexpr int chunk_columns = layout.part_columns == 128 ? 128 : 64;
+  static constexpr int chunks = layout.part_columns / chunk_columns, buffers = chunks > 1 ? 2 : 1;
+  using Chunk = hopper::Accumulator<chunk_columns>;  // of 64 rows
 
   HOPPER_FUNCTION void add_all(const auto& tile, const DqSum<config>& sum) {
     Visit visit = Visit::first(tile.blocks, args_.group);
@@ -266,22 +269,20 @@ class WideDq {
       shared_.ds_full[at_.stage].wait(at_.phase);
       if constexpr (config.cluster > 1) shared_.ds_peer_full[at_.stage].wait(at_.phase);
       // [B9] dQ = dS K, a chunk while the one before is added.
-      Chunk chunk[2];
+      Chunk chunk[buffers];
       issue(chunk[0], 0);
-      // Why here: with two chunks ptxas would await the second before it adds the first, if the turn stood between.
-      if constexpr (config.deterministic && chunks == 2) shared_.turn.wait(turn_phase_);
       float* const place = sum.place(visit) + 16 * layout.part_columns * warp_of_thread() + 4 * hopper::lane();
       HOPPER_UNROLL
       for (int i = 0; i < chunks; ++i) {
         if (i + 1 < chunks) {
-          issue(chunk[(i + 1) % 2], 64 * (i + 1));
-          hopper::wgmma_wait<1>(chunk[i % 2]);
+          issue(chunk[(i + 1) % buffers], chunk_columns * (i + 1));
+          hopper::wgmma_wait<1>(chunk[i % buffers]);
         } else {
-          hopper::wgmma_wait<0>(chunk[i % 2]);
+          hopper::wgmma_wait<0>(chunk[i % buffers]);
           release_to_cluster<config.cluster>(shared_.ds_empty[at_.stage]);  // the peer's dS is free, too
         }
-        if (config.deterministic && chunks != 2 && i == 0) shared_.turn.wait(turn_phase_);
-        add(place + 16 * 64 * i, chunk[i % 2]);
+        if (config.deterministic && i == 0) shared_.turn.wait(turn_phase_);
+        add(place + 16 * chunk_columns * i, chunk[i % buffers]);
       }
       if constexpr (config.deterministic) {
         release(shared_.added);
@@ -291,7 +292,7 @@ class WideDq {
     } while (visit.to_next(tile.blocks));
   }
 
-  /// Columns [column, column + 64) of the CTA's.
+  /// The chunk of the CTA's columns that begins with this one.
   HOPPER_FUNCTION void issue(Chunk& chunk, int column) {
     if constexpr (config.cluster > 1) {
       hopper::issue_atb<config.element>(chunk, shared_.ds[at_.stage], shared_.k,
@@ -304,7 +305,7 @@ class WideDq {
   }
   HOPPER_FUNCTION static void add(float* place, const Chunk& chunk) {
     HOPPER_UNROLL
-    for (int j = 0; j < 64 / 8; ++j) {
+    for (int j = 0; j < chunk_columns / 8; ++j) {
       const float four[4] = {chunk.value[4 * j], chunk.value[4 * j + 1], chunk.value[4 * j + 2],
                              chunk.value[4 * j + 3]};
       hopper::add_to_global(place + 128 * j, four);
