@@ -27,13 +27,13 @@ struct BeforeBackwardArguments {
   std::int64_t lse_stride[3];  // batch, head, row
   // -LSE of the main kernel is (ratio_high + ratio_low) * LSE, rounded once.
   float ratio_high, ratio_low;
-  float log2_p_size, inverse_p_size;  // of BackwardConfig
+  float log2_p_size, d_size;  // of BackwardConfig
   int heads;
   int seqlen_q, d_v;
   int blocks;  // of tile_q rows in a sequence
   DqLayout layout;
   // Written: by sequence and block, tile_q times -LSE in base 2, plus log2_p_size, then tile_q times -D *
-  // inverse_p_size, both in the order of place_of_statistics().
+  // d_size, both in the order of place_of_statistics().
   float* statistics;
   float* dq;  // zeroed: dq_floats of DqLayout by sequence and block
   std::int64_t dq_floats;

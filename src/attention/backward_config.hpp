@@ -34,6 +34,8 @@ struct BackwardConfig {
   constexpr float inverse_p_size() const {
     return multiplies_p16() && element == hopper::Element::f16 ? 0x1p-10f : 1.0f;
   }
+  /// What D is multiplied by, as dP is: wide rows subtract it from dP before.
+  constexpr float d_size() const { return wide() ? 1.0f : inverse_p_size(); }
   /// Groups of 64 keys.
   constexpr int key_groups() const { return tile_kv / 64; }
   constexpr int consumer_warpgroups() const { return wide() ? 3 : key_groups(); }

@@ -87,7 +87,7 @@ HOPPER_FUNCTION void before_backward(const BeforeBackwardArguments& args) {
   if (thread % 4 == 0) {
     float* const statistics = args.statistics + block * (2 * args.layout.rows) + place_of_statistics(within);
     statistics[0] = minus_lse + args.log2_p_size;
-    statistics[args.layout.rows] = -args.inverse_p_size * sum;
+    statistics[args.layout.rows] = -args.d_size * sum;
   }
 
   const std::int64_t first = std::int64_t(hopper::cta()) * row_threads + thread;

@@ -52,7 +52,7 @@ struct alignas(1024) DqPart {
 ///   full
 ///   dq_full[w]  1 per warp of warpgroup w   adder w     all of its part of a block's dQ has been staged
 ///   dq_empty[w] 1 (adder w)                 w           it has been read
-///   turn        1 (taker), 1 (passer)       dQ, taker   wide rows: it is the tile's turn to add to a block
+///   turn        1 (taker), 1 (passer)       dQ, taker   wide rows, deterministic: it is the tile's turn to add
 ///   added       1 per warp of dQ            passer      .. and it has
 ///   p_full      1 per warp of P             dS          wide rows: all of a block's P has been written
 template <BackwardConfig config>
@@ -129,6 +129,9 @@ struct BackwardShared {
       all("dq_full", dq_full);
       all("dq_empty", dq_empty);
     } else {
+      all("ds_empty", ds_empty);
+    }
+    if constexpr (config.wide() && config.deterministic) {
       visit("turn", 0, turn);
       visit("added", 0, added);
     }
@@ -142,7 +145,6 @@ struct BackwardShared {
     all("d_o_full", d_o_full);
     all("d_o_empty", d_o_empty);
     all("ds_full", ds_full);
-    all("ds_empty", ds_empty);
   }
 
   /// By one thread, before the roles split.
@@ -160,17 +162,22 @@ struct BackwardShared {
     }
     for (int i = 0; i < config.stages; ++i) {
       ds_full[i].init(config.wide() ? score_warps / 2 : score_warps);
-      ds_empty[i].init(config.cluster * dq_warps);
-      if constexpr (config.wide()) p.full[i].init(score_warps / 2);
+      if constexpr (config.wide()) {
+        ds_empty[i].init(config.cluster * dq_warps);
+        p.full[i].init(score_warps / 2);
+      }
       if constexpr (config.cluster > 1) ds_peer_full[i].init(score_warps / 2);
     }
     if constexpr (config.cluster > 1) handover.init_barriers();
-    for (int i = 0; i < config.consumer_warpgroups(); ++i) {
-      dq_full[i].init(4);
-      dq_empty[i].init(1);
+    if constexpr (!config.wide()) {
+      for (int i = 0; i < config.consumer_warpgroups(); ++i) {
+        dq_full[i].init(4);
+        dq_empty[i].init(1);
+      }
+    } else if constexpr (config.deterministic) {
+      turn.init(2);
+      added.init(dq_warps);
     }
-    turn.init(2);
-    added.init(4);
     hopper::fence_barrier_init();
   }
 };

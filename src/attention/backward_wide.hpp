@@ -3,7 +3,7 @@
 //
 //   P    makes S^T and P^T, and has dV
 //   dS   makes dP^T and dS^T, and has dK
-//   dQ   multiplies dS K and adds it to global memory, 64 columns at a time; nobody waits for that to happen
+//   dQ   multiplies dS K and adds it to global memory, some columns at a time; nobody waits for that to happen
 //
 // P^T and dS^T are A operands of dV and dK in the registers in which they are made. P^T also goes to shared memory, for
 // dS = P * (dP - D), and dS^T, for dQ, where the instruction transposes it. So the tensor core works for the other
@@ -33,11 +33,12 @@ class WideConsumer {
       : shared_(shared), args_(args) {}
 
   HOPPER_FUNCTION void run() {
-    for (int tile_phase = 0;; tile_phase ^= 1) {
+    for (int tile_phase = 0;;) {
       shared_.k_full.wait(tile_phase);
       if (hopper::load_shared(shared_.tile.first_key) < 0) return;
       shared_.v_full.wait(tile_phase);
       differentiate();
+      tile_phase = hopper::load_shared(shared_.tile.phase) ^ 1;  // not kept: accumulators need the register
       release(shared_.kv_empty);
     }
   }
@@ -57,6 +58,11 @@ class WideConsumer {
     hopper::Accumulator<part_columns> part[parts];
   };
 
+  /// Of a thread's two keys: which rows of the block see them.
+  struct Visible {
+    std::uint32_t word[2];
+  };
+
   /// The warp's first key in the tile. Not kept: accumulators need the register.
   HOPPER_FUNCTION static int warp_key() { return 16 * warp_of_thread(); }
 
@@ -64,19 +70,20 @@ class WideConsumer {
     Gradient gradient{};
     const Interval blocks = hopper::load_shared(shared_.tile.blocks);
     if (blocks.first < blocks.end) {
-      Visit visit = Visit::first(blocks, args_.group);
+      int block = Visit::first(blocks, args_.group).block;
       S s;
       P p;
-      score(s);
-      if constexpr (makes_p) make_p(s, p, visit.block);
-      // Why counted: ptxas serialises the loop of dS if it ends where to_next() says so (C7520).
+      if constexpr (!makes_p) load_minus_d(s);
+      Visible visible = score(block, s, p, gradient);
+      if constexpr (makes_p) make_p(visible, s, p);
+      // Why counted, and not by Visit: ptxas serialises the loop of dS if it ends where to_next() says so (C7520).
       HOPPER_NO_UNROLL
       for (int left = (blocks.end - blocks.first) * args_.group; left > 1; --left) {
-        const int block = visit.block;
-        visit.to_next(hopper::load_shared(shared_.tile.blocks));
-        step<false>(block, visit.block, s, p, gradient);
+        const Interval all = hopper::load_shared(shared_.tile.blocks);
+        block = block > all.first ? block - 1 : all.end - 1;
+        step<false>(block, visible, s, p, gradient);
       }
-      step<true>(visit.block, 0, s, p, gradient);
+      step<true>(0, visible, s, p, gradient);
       // dV goes over V, which dS has read before it said that dS is there; dK over K, which dQ reads.
       const Cursor<config.stages> last = before(at_);
       (makes_p ? shared_.ds_full : shared_.ds_empty)[last.stage].wait(last.phase);
@@ -88,41 +95,88 @@ class WideConsumer {
     }
   }
 
-  /// One block, whose P has been made, or whose dP is there, and the same of the next one. Why a role awaits one product
-  /// before it issues the next: there are no registers for both, and the tensor core has those of the others.
+  /// One block, whose P has been made, or whose dP is there, and the same of the `next` one. Why a role awaits one
+  /// product before it issues the next: there are no registers for both, and the tensor core has those of the others.
   template <bool last>
-  HOPPER_FUNCTION void step(int block, int next, S& s, P& p, Gradient& gradient) {
+  HOPPER_FUNCTION void step(int next, Visible& visible, S& s, P& p, Gradient& gradient) {
     at_.stage = hopper::uniform(at_.stage);
+    const Cursor<config.stages> at = at_;
     if constexpr (makes_p) {
       // [B6] dV += P^T dO.
       shared_.d_o_full[d_o_.stage].wait(d_o_.phase);
       multiply(gradient, p, shared_.d_o[d_o_.stage]);
-      release_d_o();
     } else {
-      make_ds(s, p, block);
+      make_ds(visible, s, p);
       // [B8] dK += dS^T Q.
       multiply(gradient, p, shared_.q[at_.stage]);
-      release_to_cluster<config.cluster>(shared_.q_empty[at_.stage]);
     }
     ++at_;
+    if constexpr (!makes_p && !last) load_minus_d(s);
+    await(s, gradient);
+    if constexpr (makes_p) {
+      release_d_o();
+    } else {
+      release_to_cluster<config.cluster>(shared_.q_empty[at.stage]);
+    }
     if constexpr (!last) {
-      score(s);
-      if constexpr (makes_p) make_p(s, p, next);
+      visible = score(next, s, p, gradient);
+      if constexpr (makes_p) make_p(visible, s, p);
     }
   }
 
-  /// [B4] S = K Q^T, or dP = V dO^T.
-  HOPPER_FUNCTION void score(S& s) {
+  // dS reads from shared memory, and asks of barriers, what it can before its products or under them: behind them it
+  // would wait until those of the others leave shared memory to it.
+
+  /// -D of the block, to which dP is added.
+  HOPPER_FUNCTION void load_minus_d(S& dp) const {
+    shared_.q_full[at_.stage].wait(at_.phase);  // with which D comes
+    HOPPER_UNROLL
+    for (int column = 0; column < 64; column += 16) {
+      const OfRows<16> minus_d = of_rows<16>(shared_.statistics[at_.stage].minus_d, column);
+      HOPPER_UNROLL
+      for (int i = 0; i < 8; ++i) dp.value[column / 2 + i] = minus_d.of(i / 4, i % 2);
+    }
+  }
+  /// [B4] S = K Q^T; or dP - D = V dO^T - D, and reads the P that will be multiplied by it. Returns what is visible.
+  HOPPER_FUNCTION Visible score(int block, S& s, P& p, Gradient& gradient) {
+    Visible visible;
     if constexpr (makes_p) {
       shared_.q_full[at_.stage].wait(at_.phase);
       hopper::issue_abt<element, hopper::Descriptors::uniform>(s, shared_.k, 0, shared_.q[at_.stage]);
+      hopper::wgmma_commit();
+      visible = visible_rows(block);
     } else {
+      await(s, gradient);  // -D is in registers before the product that adds to it
       shared_.d_o_full[d_o_.stage].wait(d_o_.phase);
-      hopper::issue_abt<element, hopper::Descriptors::uniform>(s, shared_.v, 0, shared_.d_o[d_o_.stage]);
+      hopper::issue_abt<element, hopper::Descriptors::uniform, true>(s, shared_.v, 0, shared_.d_o[d_o_.stage]);
+      hopper::wgmma_commit();
+      visible = visible_rows(block);
+      shared_.ds_empty[at_.stage].wait(at_.phase ^ 1);
+      shared_.p.full[at_.stage].wait(at_.phase);
+      HOPPER_UNROLL
+      for (int column = 0; column < 64; column += 16) {
+        std::uint32_t fragment[4];
+        hopper::load_matrix(fragment, shared_.p.tile[at_.stage], warp_key(), column);
+        HOPPER_UNROLL
+        for (int i = 0; i < 4; ++i) p.value[column / 4 + i] = fragment[i];
+      }
     }
-    hopper::wgmma_commit();
     hopper::wgmma_wait<0>(s);
     if constexpr (!makes_p) release_d_o();
+    return visible;
+  }
+  /// Why always: a mask that hides nothing costs less than the registers of a second way.
+  HOPPER_FUNCTION Visible visible_rows(int block) const {
+    Visible visible{{~std::uint32_t(0), ~std::uint32_t(0)}};
+    const Interval whole = hopper::load_shared(shared_.tile.whole[0]);
+    if (block < whole.first || block >= whole.end) {
+      HOPPER_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int key = hopper::load_shared(shared_.tile.first_key) + warp_key() + hopper::lane() / 4 + 8 * r;
+        visible.word[r] = seeing_word(args_.mask, key, block * config.tile_q);
+      }
+    }
+    return visible;
   }
   HOPPER_FUNCTION void multiply(Gradient& gradient, const P& p, auto& by) {
     HOPPER_UNROLL
@@ -130,10 +184,12 @@ class WideConsumer {
       hopper::issue_ab<element, hopper::Descriptors::uniform>(gradient.part[i], p,
                                                               hopper::panels_of<part_columns>(by, part_columns * i));
     hopper::wgmma_commit();
+  }
+  HOPPER_FUNCTION static void await(S& s, Gradient& gradient) {
     if constexpr (parts == 2) {
-      hopper::wgmma_wait<0>(gradient.part[0], gradient.part[1]);
+      hopper::wgmma_wait<0>(s, gradient.part[0], gradient.part[1]);
     } else {
-      hopper::wgmma_wait<0>(gradient.part[0]);
+      hopper::wgmma_wait<0>(s, gradient.part[0]);
     }
   }
   HOPPER_FUNCTION void release_d_o() {
@@ -142,19 +198,16 @@ class WideConsumer {
   }
 
   /// [B5] P = exp2(S - LSE), or [B7] dS = P * (dP - D), 0 where masked, in registers and shared memory.
-  HOPPER_FUNCTION void make_p(S& s, P& p, int block) const {
+  HOPPER_FUNCTION void make_p(Visible visible, S& s, P& p) const {
     // Nobody reads the buffer any more: dS has read the P of two blocks before to make the dS of which there was dK
     // before the Q of this block could be loaded.
     static_assert(config.q_stages() == config.stages);
-    make(s, p, block, shared_.statistics[at_.stage].minus_lse, shared_.p.tile[at_.stage]);
+    make(visible, s, p, shared_.p.tile[at_.stage]);
     release(shared_.p.full[at_.stage]);
     release_to_cluster<config.cluster>(shared_.q_empty[at_.stage]);
   }
-  HOPPER_FUNCTION void make_ds(S& dp, P& ds, int block) const {
-    shared_.q_full[at_.stage].wait(at_.phase);  // with which D has come
-    shared_.ds_empty[at_.stage].wait(at_.phase ^ 1);
-    shared_.p.full[at_.stage].wait(at_.phase);
-    make(dp, ds, block, shared_.statistics[at_.stage].minus_d, shared_.ds[at_.stage]);
+  HOPPER_FUNCTION void make_ds(Visible visible, S& dp, P& ds) const {
+    make(visible, dp, ds, shared_.ds[at_.stage]);
     hopper::fence_async_shared();
     release(shared_.ds_full[at_.stage]);
     if constexpr (config.cluster > 1) send_ds();
@@ -170,46 +223,35 @@ class WideConsumer {
     hopper::send_bytes(shared_.peer.ds[at_.stage].element[0][first_key], shared_.ds[at_.stage].element[0][first_key],
                        bytes, full, 1 - hopper::cluster_rank());
   }
-  HOPPER_FUNCTION void make(S& s, P& operand, int block, const auto& statistics, auto& made) const {
-    const int first_key = warp_key();
-    // Why always: a mask that hides nothing costs less than the registers of a second way.
-    std::uint32_t visible[2] = {~std::uint32_t(0), ~std::uint32_t(0)};
-    const Interval whole = hopper::load_shared(shared_.tile.whole[0]);
-    if (block < whole.first || block >= whole.end) {
-      HOPPER_UNROLL
-      for (int r = 0; r < 2; ++r) {
-        const int key = hopper::load_shared(shared_.tile.first_key) + first_key + hopper::lane() / 4 + 8 * r;
-        visible[r] = seeing_word(args_.mask, key, block * config.tile_q);
-      }
-    }
+  HOPPER_FUNCTION void make(Visible visible, S& s, P& operand, auto& made) const {
     HOPPER_UNROLL
     for (int column = 0; column < 64; column += 16) {
-      std::uint32_t fragment[4] = {};
-      if constexpr (!makes_p) hopper::load_matrix(fragment, shared_.p.tile[at_.stage], first_key, column);
-      const OfRows<16> of_row = of_rows<16>(statistics, column);
+      OfRows<16> minus_lse;
+      if constexpr (makes_p) minus_lse = of_rows<16>(shared_.statistics[at_.stage].minus_lse, column);
       HOPPER_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int j = column / 8 + half;
         HOPPER_UNROLL
         for (int r = 0; r < 2; ++r) {
           float p[2] = {};
-          if constexpr (!makes_p) hopper::unpack2<element>(fragment[2 * half + r], p[0], p[1]);
+          if constexpr (!makes_p) hopper::unpack2<element>(operand.value[2 * j + r], p[0], p[1]);
           HOPPER_UNROLL
           for (int e = 0; e < 2; ++e) {
             float& x = s.value[4 * j + 2 * r + e];
             if constexpr (makes_p) {
-              x = hopper::exp2(hopper::fma(x, args_.scale_log2, of_row.of(half, e)));
+              x = hopper::exp2(hopper::fma(x, args_.scale_log2, minus_lse.of(half, e)));
             } else {
-              x = p[e] * hopper::fma(x, inverse_p_size, of_row.of(half, e));
+              x *= p[e] * inverse_p_size;
             }
-            x = (visible[r] >> (2 * j + e)) & 1 ? x : 0.0f;
+            x = (visible.word[r] >> (2 * j + e)) & 1 ? x : 0.0f;
           }
         }
       }
+      std::uint32_t fragment[4];
       pack16<element>(fragment, s, column);
       HOPPER_UNROLL
       for (int i = 0; i < 4; ++i) operand.value[column / 4 + i] = fragment[i];
-      hopper::store_matrix(made, first_key, column, fragment);
+      hopper::store_matrix(made, warp_key(), column, fragment);
     }
   }
 
@@ -324,24 +366,28 @@ class WideDq {
 template <BackwardConfig config>
 HOPPER_FUNCTION void take_turns(BackwardShared<config>& shared, const BackwardArguments& args) {
   int phase = 0;
-  for_each_visit(shared, args, rank_of_cta<config>(), [](const auto&) {}, [&](const DqSum<config>& sum, Visit visit) {
-    sum.take_turn(visit);
-    shared.turn.wait(phase ^ 1);  // the one before has been given
-    shared.turn.arrive();
-    phase ^= 1;
-  });
+  for_each_visit(
+      shared, args, rank_of_cta<config>(), [](const auto&) {},
+      [&](const DqSum<config>& sum, Visit visit) {
+        sum.take_turn(visit);
+        shared.turn.wait(phase ^ 1);  // the one before has been given
+        shared.turn.arrive();
+        phase ^= 1;
+      });
 }
 
 template <BackwardConfig config>
 HOPPER_FUNCTION void pass_turns(BackwardShared<config>& shared, const BackwardArguments& args) {
   int phase = 0;
   shared.turn.arrive();
-  for_each_visit(shared, args, rank_of_cta<config>(), [](const auto&) {}, [&](const DqSum<config>& sum, Visit visit) {
-    shared.added.wait(phase);
-    shared.turn.arrive();  // the next one may be given: this one has been seen
-    sum.pass_turn(visit);
-    phase ^= 1;
-  });
+  for_each_visit(
+      shared, args, rank_of_cta<config>(), [](const auto&) {},
+      [&](const DqSum<config>& sum, Visit visit) {
+        shared.added.wait(phase);
+        shared.turn.arrive();  // the next one may be given: this one has been seen
+        sum.pass_turn(visit);
+        phase ^= 1;
+      });
 }
 
 }  // namespace HOPPER_BACKEND

@@ -84,9 +84,10 @@ HOPPER_FUNCTION std::uint64_t descriptor_in(std::uint32_t address, int leading_b
   return descriptor(address, leading_bytes, stride_bytes);
 }
 
-/// Issues acc = A B^T over rows [first_row, first_row + 64) of `a` [.. x depth] and all of `b` [columns x depth].
-/// Everything named is in use until a wgmma_wait that retires the group.
-template <Element element, Descriptors where = Descriptors::as_ptxas_likes, int a_rows, int depth, int columns>
+/// Issues acc = A B^T, or with `add` acc += A B^T, over rows [first_row, first_row + 64) of `a` [.. x depth] and all of
+/// `b` [columns x depth]. Everything named is in use until a wgmma_wait that retires the group.
+template <Element element, Descriptors where = Descriptors::as_ptxas_likes, bool add = false, int a_rows, int depth,
+          int columns>
 HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const SharedTile<a_rows, depth>& a, int first_row,
                                const SharedTile<columns, depth>& b) {
   using A = SharedTile<a_rows, depth>;
@@ -100,7 +101,7 @@ HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const SharedTile<a_row
     const int panel = k / A::panel_columns, within = 2 * (k % A::panel_columns);
     const std::uint64_t a_matrix = advance(a_begin, panel * A::panel_bytes + within);
     const std::uint64_t b_matrix = advance(b_begin, panel * B::panel_bytes + within);
-    if (k == 0) {
+    if (k == 0 && !add) {
       WgmmaSS<element, columns>::template issue<0>(acc.value, a_matrix, b_matrix);
     } else {
       WgmmaSS<element, columns>::template issue<1>(acc.value, a_matrix, b_matrix);

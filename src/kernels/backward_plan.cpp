@@ -120,7 +120,7 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   before.ratio_high = float(ratio);
   before.ratio_low = float(ratio - double(before.ratio_high));
   before.log2_p_size = config.log2_p_size();
-  before.inverse_p_size = config.inverse_p_size();
+  before.d_size = config.d_size();
   before.heads = heads;
   before.seqlen_q = seqlen_q;
   before.d_v = int(problem.d_v);
@@ -178,7 +178,8 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
     main.zeroed = main.turns + plan.turn_count;
     if (items > 0) main.ahead = zeroed_ahead(main.order, resident);
     before.dq_floats = before.dq_floats / kv_sequences * main.ahead;
-    before.first_count = main.unasked = problem.deterministic || main.ahead < kv_sequences ? 0 : launch.main_ctas / config.cluster;
+    before.first_count = main.unasked =
+        problem.deterministic || main.ahead < kv_sequences ? 0 : launch.main_ctas / config.cluster;
   } else {
     launch.main_ctas = config.cluster * items;  // nobody resets the counter
   }
