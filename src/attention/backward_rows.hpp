@@ -53,35 +53,35 @@ HOPPER_FUNCTION void before_backward(const BeforeBackwardArguments& args) {
   const std::int64_t block = padded / args.layout.rows;  // of all sequences
   const int sequence = int(block / args.blocks), within = int(padded % args.layout.rows);
   const int row = int(block % args.blocks) * args.layout.rows + within;
-  float sum = 0, minus_lse = -std::numeric_limits<float>::infinity();
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  float sum = 0, minus_lse = -infinity;
   if (row < args.seqlen_q) {
     const int batch = sequence / args.heads, head = sequence % args.heads;
     const float lse = args.lse[batch * args.lse_stride[0] + head * args.lse_stride[1] + row * args.lse_stride[2]];
-    if (lse != -std::numeric_limits<float>::infinity()) {
-      if (lse != std::numeric_limits<float>::infinity())
-        minus_lse = hopper::fma(lse, args.ratio_high, lse * args.ratio_low);
-      const std::uint16_t* const d_o = row_of(args.d_o, batch, head, row);
-      const std::uint16_t* const o = row_of(args.o, batch, head, row);
-      // Two at a time, so that enough loads are under way.
-      for (int first = 8 * (thread % 4); first < args.d_v; first += 2 * 32) {
-        EightFeatures a[2] = {}, b[2] = {};
-        HOPPER_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          const int feature = first + 32 * i;
-          if (feature >= args.d_v) continue;
-          a[i] = load_eight(d_o + feature, args.d_o.aligned);
-          b[i] = load_eight(o + feature, args.o.aligned);
-        }
-        HOPPER_UNROLL
-        for (int i = 0; i < 8; ++i) {
-          float a_low, a_high, b_low, b_high;
-          hopper::unpack2<element>(a[i / 4].pair[i % 4], a_low, a_high);
-          hopper::unpack2<element>(b[i / 4].pair[i % 4], b_low, b_high);
-          sum = hopper::fma(a_low, b_low, sum);
-          sum = hopper::fma(a_high, b_high, sum);
-        }
+    const std::uint16_t* const d_o = row_of(args.d_o, batch, head, row);
+    const std::uint16_t* const o = row_of(args.o, batch, head, row);
+    // Two at a time, and without a look at LSE, so that enough loads are under way.
+    for (int first = 8 * (thread % 4); first < args.d_v; first += 2 * 32) {
+      EightFeatures a[2] = {}, b[2] = {};
+      HOPPER_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        const int feature = first + 32 * i;
+        if (feature >= args.d_v) continue;
+        a[i] = load_eight(d_o + feature, args.d_o.aligned);
+        b[i] = load_eight(o + feature, args.o.aligned);
+      }
+      HOPPER_UNROLL
+      for (int i = 0; i < 8; ++i) {
+        float a_low, a_high, b_low, b_high;
+        hopper::unpack2<element>(a[i / 4].pair[i % 4], a_low, a_high);
+        hopper::unpack2<element>(b[i / 4].pair[i % 4], b_low, b_high);
+        sum = hopper::fma(a_low, b_low, sum);
+        sum = hopper::fma(a_high, b_high, sum);
       }
     }
+    // A row without keys may hold whatever it likes.
+    if (lse == -infinity) sum = 0;
+    if (lse != -infinity && lse != infinity) minus_lse = hopper::fma(lse, args.ratio_high, lse * args.ratio_low);
   }
   sum = hopper::quad_sum(sum);
   if (thread % 4 == 0) {

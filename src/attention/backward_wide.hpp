@@ -73,7 +73,7 @@ class WideConsumer {
       int block = Visit::first(blocks, args_.group).block;
       S s;
       P p;
-      if constexpr (!makes_p) load_minus_d(s);
+      prepare(s);
       Visible visible = score(block, s, p, gradient);
       if constexpr (makes_p) make_p(visible, s, p);
       // Why counted, and not by Visit: ptxas serialises the loop of dS if it ends where to_next() says so (C7520).
@@ -111,7 +111,7 @@ class WideConsumer {
       multiply(gradient, p, shared_.q[at_.stage]);
     }
     ++at_;
-    if constexpr (!makes_p && !last) load_minus_d(s);
+    if constexpr (!last) prepare(s);
     await(s, gradient);
     if constexpr (makes_p) {
       release_d_o();
@@ -124,24 +124,25 @@ class WideConsumer {
     }
   }
 
-  // dS reads from shared memory, and asks of barriers, what it can before its products or under them: behind them it
-  // would wait until those of the others leave shared memory to it.
+  // Both roles ask of barriers, and dS reads from shared memory, what they can under their own products: behind them
+  // they would wait until those of the others leave shared memory to them.
 
-  /// -D of the block, to which dP is added.
-  HOPPER_FUNCTION void load_minus_d(S& dp) const {
-    shared_.q_full[at_.stage].wait(at_.phase);  // with which D comes
-    HOPPER_UNROLL
-    for (int column = 0; column < 64; column += 16) {
-      const OfRows<16> minus_d = of_rows<16>(shared_.statistics[at_.stage].minus_d, column);
+  /// Q has come; dS: -D of the block, to which dP is added.
+  HOPPER_FUNCTION void prepare(S& s) const {
+    shared_.q_full[at_.stage].wait(at_.phase);
+    if constexpr (!makes_p) {
       HOPPER_UNROLL
-      for (int i = 0; i < 8; ++i) dp.value[column / 2 + i] = minus_d.of(i / 4, i % 2);
+      for (int column = 0; column < 64; column += 16) {
+        const OfRows<16> minus_d = of_rows<16>(shared_.statistics[at_.stage].minus_d, column);
+        HOPPER_UNROLL
+        for (int i = 0; i < 8; ++i) s.value[column / 2 + i] = minus_d.of(i / 4, i % 2);
+      }
     }
   }
   /// [B4] S = K Q^T; or dP - D = V dO^T - D, and reads the P that will be multiplied by it. Returns what is visible.
   HOPPER_FUNCTION Visible score(int block, S& s, P& p, Gradient& gradient) {
     Visible visible;
     if constexpr (makes_p) {
-      shared_.q_full[at_.stage].wait(at_.phase);
       hopper::issue_abt<element, hopper::Descriptors::uniform>(s, shared_.k, 0, shared_.q[at_.stage]);
       hopper::wgmma_commit();
       visible = visible_rows(block);

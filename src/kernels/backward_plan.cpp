@@ -40,12 +40,12 @@ attention::TileOrder deterministic(attention::TileOrder order, const BackwardPro
   return order;
 }
 
-/// BackwardArguments::ahead: the sequences of the last section, and twice as many as are worked on at once, so that
-/// nobody waits; those that zero for a section all stand before it. All if little would be saved.
+/// BackwardArguments::ahead: the sequences of the last section, and as many as are worked on at once, so that nobody
+/// waits; those that zero for a section all stand before it. All if little would be saved.
 int zeroed_ahead(const attention::TileOrder& order, int resident) {
   const int tiles_of_section = order.section * order.row_items;
   const int at_once = order.section * ((resident + tiles_of_section - 1) / tiles_of_section + 1);
-  const int ahead = order.last + 2 * at_once;
+  const int ahead = order.last + at_once;
   return ahead < order.sequences - order.sequences / 4 ? ahead : order.sequences;
 }
 
