@@ -170,7 +170,7 @@ typedef struct fa3_backward_params {
   float softmax_scale;
   int32_t softmax_scale_set;
 
-  int32_t sm_margin;     /* of the main kernel; those before and after it use all SMs */
+  int32_t sm_margin;     /* of the main kernel, at d = 256 in pairs of SMs; those before and after it use all SMs */
   int32_t deterministic; /* 1: the same bits in every run; 0: sums may be taken in any order. On cpu always the same */
 } fa3_backward_params;
 

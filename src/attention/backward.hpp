@@ -60,11 +60,7 @@ class BackwardProducer {
       : shared_(shared), args_(args) {}
 
   HOPPER_FUNCTION void run() {
-    int item = first();
-    if (args_.next_item != nullptr && args_.unasked == 0) {
-      wait_for_statistics();
-      item = ask();
-    }
+    int item = args_.next_item != nullptr && args_.unasked == 0 ? ask() : first_item();
     while (item < args_.order.count()) item = load(item);
     shared_.kv_empty.wait(tile_phase_ ^ 1);
     hopper::store_shared(shared_.tile.first_key, -1);
@@ -78,21 +74,21 @@ class BackwardProducer {
   /// asked earlier would keep an item waiting which another could have begun.
   HOPPER_FUNCTION int load(int item) {
     const auto tile = key_tile<config>(args_, item);
-    const bool first = !statistics_ready_;  // K and V need not wait for the grid before this one
-    if (first) load_kv(item);
+    const bool at_start = !statistics_ready_;  // nothing has been asked: K and V need not wait for the grid before
+    if (at_start) load_kv(item);
     Visit visit = Visit::first(tile.blocks, args_.group);
     const int visits = (tile.blocks.end - tile.blocks.first) * args_.group;
     for (int i = 0; i < visits; ++i) {
       load_q(tile, visit);
       load_d_o(tile, visit);
-      if (i == 0 && !first) load_kv(item);
+      if (i == 0 && !at_start) load_kv(item);
       visit.to_next(tile.blocks);
     }
-    if (visits == 0 && !first) load_kv(item);
+    if (visits == 0 && !at_start) load_kv(item);
     return ask();
   }
 
-  HOPPER_FUNCTION static int first() {
+  HOPPER_FUNCTION static int first_item() {
     if constexpr (config.cluster > 1) return hopper::cluster();
     return hopper::cta();
   }
@@ -103,10 +99,10 @@ class BackwardProducer {
   /// The next item that no cluster has taken.
   HOPPER_FUNCTION int ask() {
     if (args_.next_item == nullptr) return args_.order.count();
+    wait_for_statistics();  // and the counts: of items, and of what a tile's assistants count and await
     if constexpr (config.cluster > 1) {
       if (hopper::cluster_rank() != 0) return shared_.handover.receive(slot());
     }
-    wait_for_statistics();  // and the counter
     const int item = int(hopper::atomic_add(args_.next_item, 1u));
     if constexpr (config.cluster > 1) shared_.handover.send(item, slot());
     return item;
@@ -186,13 +182,16 @@ class BackwardProducer {
 template <BackwardConfig config>
 HOPPER_FUNCTION void add_dq(BackwardShared<config>& shared, const BackwardArguments& args, int part) {
   int phase = 0;
-  const auto begin = [&](const auto& tile) { await_zeros<config>(args, tile); };
+  const auto begin = [&](const auto& tile) {
+    await_zeros<config>(args, tile);
+    hopper::fence_async_global();  // from the zeros to what is added
+  };
   for_each_visit(shared, args, part, begin, [&](const DqSum<config>& sum, Visit visit) {
     shared.dq_full[part].wait(phase);
     phase ^= 1;
     hopper::fence_async_shared();
     sum.take_turn(visit);
-    hopper::fence_async_global();  // from the zeros, and what others have added, to what is added
+    if constexpr (config.deterministic) hopper::fence_async_global();  // from what others have added
     hopper::add_floats(sum.place(visit), shared.dq[part].four[0].value, sizeof(shared.dq[part]));
     hopper::store_commit();
     hopper::store_wait_read<0>();
@@ -533,9 +532,11 @@ HOPPER_FUNCTION void backward(BackwardShared<config>& shared, const BackwardArgu
     hopper::release_registers<config.producer_registers()>();
     if (leader) BackwardProducer<config>(shared, args).run();
     const int assistant = hopper::warp_of_warpgroup() - 1;
-    if (assistant == 2) {
+    constexpr int threads = BackwardShared<config>::assistants - 1, zeroing_warp = 2;
+    static_assert(threads <= zeroing_warp);
+    if (assistant == zeroing_warp) {
       zero_ahead(shared, args);
-    } else if (assistant >= 0 && assistant < BackwardShared<config>::assistants - 1 && hopper::elect_one()) {
+    } else if (assistant >= 0 && assistant < threads && hopper::elect_one()) {
       if constexpr (config.wide()) {
         assistant == 0 ? take_turns(shared, args) : pass_turns(shared, args);
       } else {

@@ -35,8 +35,8 @@ struct BeforeBackwardArguments {
   // Written: by sequence and block, tile_q times -LSE in base 2, plus log2_p_size, then tile_q times -D *
   // d_size, both in the order of place_of_statistics().
   float* statistics;
-  float* dq;  // zeroed: dq_floats of DqLayout by sequence and block
-  std::int64_t dq_floats;
+  float* dq;  // DqLayout by sequence and block, dq_floats in all: zeroed but for [kept_begin, kept_end)
+  std::int64_t dq_floats, kept_begin, kept_end;
   unsigned* counts;  // count_count of them: the first is set to first_count, the others are zeroed
   std::int64_t count_count;
   unsigned first_count;
@@ -54,8 +54,10 @@ struct BackwardArguments {
   // Items that clusters begin with, without having asked: one each, or none, where tiles wait for others.
   int unasked;
   // Key/value sequences (with the query heads of their group): the tiles of s zero the dQ of s + ahead, each its share,
-  // so that it is in L2 when it is added to. How many have, by sequence.
-  int ahead;
+  // so that it is in L2 when it is added to; the kernel before this one has zeroed that of those below `ahead` and from
+  // zeroed_end on.
+  int ahead, zeroed_end;
+  // By such a sequence: how many tiles have.
   unsigned* zeroed;
   int blocks;  // of tile_q rows in a sequence
   int heads, group;

@@ -174,11 +174,12 @@ HOPPER_FUNCTION void for_each_visit(BackwardShared<config>& shared, const Backwa
 template <BackwardConfig config>
 HOPPER_FUNCTION void await_zeros(const BackwardArguments& args, const auto& tile) {
   const int sequence = kv_sequence(args, tile);
-  if (sequence >= args.ahead)
+  if (sequence >= args.ahead && sequence < args.zeroed_end)
     hopper::wait_for_count(args.zeroed[sequence], unsigned(args.order.row_items * config.cluster));
 }
 
-/// Zeroes ahead (BackwardArguments); a warp that has nothing else to do. A tile's share are pieces of 512 bytes.
+/// Zeroes ahead (BackwardArguments); a warp that has nothing else to do, and waits for nothing but the tile. A tile's
+/// share are pieces of 512 bytes.
 template <BackwardConfig config>
 HOPPER_FUNCTION void zero_ahead(BackwardShared<config>& shared, const BackwardArguments& args) {
   const std::int64_t floats = std::int64_t(args.group) * args.blocks * dq_layout(config).block_floats();
@@ -188,7 +189,7 @@ HOPPER_FUNCTION void zero_ahead(BackwardShared<config>& shared, const BackwardAr
     if (tile.first_key < 0) return;
     release(shared.kv_empty);
     const int sequence = kv_sequence(args, tile) + args.ahead;
-    if (sequence >= args.order.sequences) continue;
+    if (sequence >= args.zeroed_end) continue;
     FourOfDq* const dq = reinterpret_cast<FourOfDq*>(args.dq + sequence * floats) + hopper::lane();
     const std::int64_t pieces = floats / 128, step = args.order.row_items * config.cluster;
     HOPPER_NO_UNROLL

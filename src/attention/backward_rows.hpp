@@ -44,7 +44,8 @@ HOPPER_FUNCTION int thread_of_cta() {
 }
 
 /// [B1] Statistics of rows_of_cta rows of padded sequences (blocks * layout.rows rows each): D = rowsum(dO * O), and
-/// -LSE in base 2. Rows without keys and those of the padding get -inf, so that P = 0. Zeroes the first of dQ.
+/// -LSE in base 2. Rows without keys and those of the padding get -inf, so that P = 0. Zeroes what the main kernel does
+/// not of dQ.
 template <hopper::Element element>
 HOPPER_FUNCTION void before_backward(const BeforeBackwardArguments& args) {
   hopper::let_next_grid_start();
@@ -92,7 +93,9 @@ HOPPER_FUNCTION void before_backward(const BeforeBackwardArguments& args) {
 
   const std::int64_t first = std::int64_t(hopper::cta()) * row_threads + thread;
   const std::int64_t step = std::int64_t(hopper::cta_count()) * row_threads;
-  for (std::int64_t i = first; i < args.dq_floats / 4; i += step) reinterpret_cast<FourOfDq*>(args.dq)[i] = FourOfDq{};
+  FourOfDq* const dq = reinterpret_cast<FourOfDq*>(args.dq);
+  for (std::int64_t i = first; i < args.kept_begin / 4; i += step) dq[i] = FourOfDq{};
+  for (std::int64_t i = args.kept_end / 4 + first; i < args.dq_floats / 4; i += step) dq[i] = FourOfDq{};
   for (std::int64_t i = first; i < args.count_count; i += step) args.counts[i] = i == 0 ? args.first_count : 0;
 }
 

@@ -36,16 +36,17 @@ struct alignas(1024) DqPart {
 /// q_full and d_o_full expect both halves; Handover's barriers come besides.
 ///
 ///   barrier     arrivals per phase          waiter      meaning
-///   k_full      1 + bytes (producer)        all others  the tile's K and its KeyTile record have landed, and k_peer
+///   k_full      1 + bytes (producer)        all others  the tile's K and its KeyTile record have landed, and peer.k
 ///   v_full      1 + bytes (producer)        consumers   the tile's V has landed
-///   kv_empty    1 per consumer warp and     producer    K, V and the record are not read any more; wide rows: dK and
-///               assistant                               dV, staged over K and V, have left
+///   kv_empty    1 per consumer warp and     producer    K, V, peer.k and the record are not read any more; wide rows:
+///               assistant                               dK and dV, staged over K and V, have left
 ///   q_full      1 + bytes (producer)        consumers   this stage's Q block and its rows' statistics have landed
 ///   q_empty     1 per warp of S, dP of      producer    they may be overwritten, in every CTA of the cluster
 ///               every CTA of the cluster
 ///   d_o_full    1 + bytes (producer)        consumers   this stage's dO block has landed
 ///   d_o_empty   the same                    producer    it may be overwritten
-///   ds_full     1 per warp of dS            consumers   all of a block's dS has been written
+///   ds_full     1 per warp of dS            consumers   all of a block's dS has been written; wide rows: dQ, and P at
+///                                                       the end of a tile
 ///   ds_empty    1 per warp of dQ of every   dS          wide rows: it has been read; clusters: and the peer has read
 ///               CTA of the cluster                      what it has been sent, so that it may be sent the next
 ///   ds_peer_    1 + bytes per warp of dS    dQ          clusters: all of the peer's dS of a block has come

@@ -7,7 +7,7 @@
 //
 // P^T and dS^T are A operands of dV and dK in the registers in which they are made. P^T also goes to shared memory, for
 // dS = P * (dP - D), and dS^T, for dQ, where the instruction transposes it. So the tensor core works for the other
-// warpgroups while one exponentiates or multiplies. P does not wait for dS, but for the buffers:
+// warpgroups while one exponentiates or multiplies. P does not wait for dS, but for the buffers, and at a tile's end:
 //
 //   P    [dV += P(j) dO] dO(j) free [S(j+1) = K Q^T][P(j+1) = exp2(S(j+1) - LSE), also to shared]
 //   dS   [dS(j) = P(j) * (dP(j) - D), also to shared][dK += dS(j) Q] Q(j) free [dP(j+1) = V dO^T] dO(j+1) free

@@ -40,13 +40,12 @@ attention::TileOrder deterministic(attention::TileOrder order, const BackwardPro
   return order;
 }
 
-/// BackwardArguments::ahead: the sequences of the last section, and as many as are worked on at once, so that nobody
-/// waits; those that zero for a section all stand before it. All if little would be saved.
+/// BackwardArguments::ahead: as many sequences as are worked on at once, so that nobody waits, and no more, so that the
+/// zeros stay in L2. Not for the last section, whose items come in another order. All if little would be saved.
 int zeroed_ahead(const attention::TileOrder& order, int resident) {
-  const int tiles_of_section = order.section * order.row_items;
-  const int at_once = order.section * ((resident + tiles_of_section - 1) / tiles_of_section + 1);
-  const int ahead = order.last + at_once;
-  return ahead < order.sequences - order.sequences / 4 ? ahead : order.sequences;
+  const std::int64_t items_of_section = std::int64_t(order.section) * order.row_items;
+  const std::int64_t ahead = order.section * ((resident + items_of_section - 1) / items_of_section + 1);
+  return ahead + order.last < order.sequences - order.sequences / 4 ? int(ahead) : order.sequences;
 }
 
 }  // namespace
@@ -128,7 +127,8 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   before.layout = layout;
   before.statistics = statistics;
   before.dq = dq;
-  before.dq_floats = std::int64_t(sequences) * plan.blocks * layout.block_floats();
+  before.dq_floats = before.kept_begin = before.kept_end =
+      std::int64_t(sequences) * plan.blocks * layout.block_floats();
   before.counts = counts;
   before.count_count = plan.count_count;
 
@@ -156,7 +156,7 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
                                    problem.causal ? resident : 0, attention::most_in_last_section(1, read_bytes));
     if (problem.deterministic) main.order = deterministic(main.order, problem, resident);
   }
-  main.ahead = kv_sequences;
+  main.ahead = main.zeroed_end = kv_sequences;
   main.scale = scale;
   main.scale_log2 = scale_log2;
 
@@ -177,7 +177,11 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
     main.turns = counts + 1;
     main.zeroed = main.turns + plan.turn_count;
     if (items > 0) main.ahead = zeroed_ahead(main.order, resident);
-    before.dq_floats = before.dq_floats / kv_sequences * main.ahead;
+    if (main.ahead < kv_sequences) {
+      main.zeroed_end = kv_sequences - main.order.last;
+      before.kept_begin = before.dq_floats / kv_sequences * main.ahead;
+      before.kept_end = before.dq_floats / kv_sequences * main.zeroed_end;
+    }
     before.first_count = main.unasked =
         problem.deterministic || main.ahead < kv_sequences ? 0 : launch.main_ctas / config.cluster;
   } else {

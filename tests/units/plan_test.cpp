@@ -127,6 +127,41 @@ TEST(BackwardPlan, DeterministicTilesWaitForLowerItemsOnlyAndFewOfAHeadRunAtOnce
     }
 }
 
+TEST(BackwardPlan, WhatIsZeroedAheadIsByTilesOfLowerItems) {
+  const TensorMapEncoder no_maps = [](const hopper::TensorMapSpec&) { return hopper::TensorMap{}; };
+  std::vector<unsigned char> workspace(1);
+  int some = 0;
+  for (const int sm_count : {3, 132})
+    for (const bool deterministic : {false, true})
+      for (const bool causal : {false, true})
+        for (const std::int64_t seqlen : {64, 512, 4096, 16384}) {
+          BackwardProblem problem = backward_problem(40 * 16384 / seqlen, seqlen, causal);
+          problem.deterministic = deterministic;
+          BackwardPlan plan = plan_backward(problem);
+          const BackwardLaunch launch = backward_launch(problem, plan, workspace.data(), sm_count, no_maps);
+          const attention::BackwardArguments& main = launch.main;
+          const attention::TileOrder& order = main.order;
+          const std::int64_t floats = launch.before.dq_floats / order.sequences;
+          if (main.ahead == order.sequences) {
+            EXPECT_EQ(launch.before.kept_begin, launch.before.kept_end);
+            continue;
+          }
+          ++some;
+          EXPECT_EQ(launch.before.kept_begin, main.ahead * floats);
+          EXPECT_EQ(launch.before.kept_end, main.zeroed_end * floats);
+          EXPECT_EQ(main.unasked, 0);  // so that who is waited for has begun
+          std::map<int, std::pair<int, int>> items;  // by sequence: the first and the last
+          for (int item = 0; item < order.count(); ++item) {
+            const attention::Tile tile = order.item(item);
+            auto& [first, last] = items.try_emplace(tile.batch * order.heads + tile.head, item, item).first->second;
+            last = item;
+          }
+          for (int sequence = main.ahead; sequence < main.zeroed_end; ++sequence)
+            ASSERT_LT(items[sequence - main.ahead].second, items[sequence].first) << "sequence " << sequence;
+        }
+  EXPECT_GT(some, 16);
+}
+
 TEST(BackwardPlan, CountsAreResetWhereTheyAreUsed) {
   const TensorMapEncoder no_maps = [](const hopper::TensorMapSpec&) { return hopper::TensorMap{}; };
   std::vector<unsigned char> workspace(1);
