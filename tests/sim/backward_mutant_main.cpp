@@ -31,8 +31,8 @@ check::Case case_named(const std::string& name) {
     c.seqlen_q = 4 * config.tile_q + 30;
     c.seqlen_k = c.seqlen_q + 20;
     c.causal = true;
-  } else if (name == "tiles") {  // CTAs take several tiles of one block
-    c.heads = c.kv_heads = 3;
+  } else if (name == "tiles") {  // CTAs take several tiles of one block; too few heads for zeros ahead
+    c.heads = c.kv_heads = 2;
     c.seqlen_q = config.tile_q - 3;
     c.seqlen_k = 2 * config.item_keys() + 9;
     c.sm_margin = 1;
