@@ -4,11 +4,13 @@
 Read are the main loops: the innermost loops that hold HGMMAs. Rows with 128 keys (tile_kv of the table) have one, which
 holds five products per trip. Wide rows, with 64 keys, have three: that of the warpgroup that makes P (it has the EX2),
 that of the one that has dQ (it has the REDG), and that of the one that makes dS (the third). Of every loop:
-  - as many groups of HGMMAs per trip as it has products (dQ of wide rows: one per 64 columns of the CTA), the HGMMAs of a group
-    not broken by a wait: ptxas, where it serialises wgmma, closes and awaits a group for each;
+  - as many groups of HGMMAs per trip as it has products, the HGMMAs of a group not broken by a wait: ptxas, where it
+    serialises wgmma, closes and awaits a group for each. Wide rows: P has dV and S, dS has dK and dP, where dV and dK of
+    more than 192 columns are two; dQ has one of 128 columns, if these are all of the CTA's, else one for every 64;
   - no access to local memory, there or anywhere else in the kernel.
 What stands under a product, that is, between the issue of a group and the wait that retires it:
   128 keys     the stores of dS (STSM)
+  wide, dS     the loads of P (LDSM)
   wide, dQ     the additions to global memory (REDG) of all chunks but the last
 The exponentials of P and the stores of P and dS of wide rows are counted only: they run under the products of the other
 warpgroups.
@@ -34,7 +36,7 @@ from check_overlap import (
     shortest_way,
 )
 
-COUNTED = ("EX2", "STSM", "REDG")
+COUNTED = ("EX2", "LDSM", "STSM", "REDG")
 
 
 @dataclass
@@ -50,6 +52,12 @@ class Config:
     @property
     def wide(self) -> bool:
         return self.tile_kv == 64
+
+    @property
+    def chunks(self) -> int:
+        """Of dQ, in wide rows: products of a CTA."""
+        columns = self.d // self.cluster
+        return 1 if columns == 128 else columns // 64
 
 
 def configs_of_table(header: str) -> dict[str, Config]:
@@ -121,15 +129,22 @@ def claims(config: Config, loop: Loop) -> list[str]:
         elif loop.under[name] < under:
             findings.append(f"{loop.under[name]} of {count} {name} stand under a product, not {under}")
 
-    chunks = config.d // 64 // config.cluster
-    groups = {"all": 5, "P": 3, "dS": 3, "dQ": chunks}[loop.kind]
+    groups = {
+        "all": 5,
+        "P": 3 if config.d_v > 192 else 2,
+        "dS": 3 if config.d > 192 else 2,
+        "dQ": config.chunks,
+    }[loop.kind]
     if loop.groups != groups:
         findings.append(f"{loop.groups} groups of HGMMAs, not {groups}: serialised?")
-    stores = config.tile_q // 16  # of 16 x 16, by each warp, which has 16 keys
+    pieces = config.tile_q // 16  # of 16 x 16, of each warp, which has 16 keys
     if loop.kind == "dQ":
-        demand("REDG", 8 * chunks, 8 * (chunks - 1))
+        additions = config.d // config.cluster // 8
+        demand("REDG", additions, additions - additions // config.chunks)
     else:
-        demand("STSM", stores, 0 if config.wide else stores)
+        demand("STSM", pieces, 0 if config.wide else pieces)
+    if loop.kind == "dS":
+        demand("LDSM", pieces, pieces)
     if loop.kind in ("P", "all"):
         demand("EX2", config.tile_q // 2, 0)
     return findings

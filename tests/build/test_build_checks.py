@@ -408,22 +408,27 @@ def product(n: int, *groups: int) -> list[str]:
 
 WAIT = ["WARPGROUP.DEPBAR.LE gsb0, 0x{0:x}".format(left) for left in range(3)]
 STSM = ["STSM.16.M88.4 [R5], R8"]
+LDSM = ["LDSM.16.M88.4 R8, [R5]"]
+REDG = ["REDG.E.ADD.F32x4 [R2.64], R24"]
 
 
 class BackwardOverlap(unittest.TestCase):
-    """Made-up rows of d = 128."""
+    """Made-up rows: of 192, 256 and 128 features."""
 
-    WIDE = check_backward_overlap.Config(d=128, d_v=128, tile_q=64, tile_kv=64)
+    WIDE = check_backward_overlap.Config(d=192, d_v=128, tile_q=64, tile_kv=64)
+    PAIR = check_backward_overlap.Config(d=256, d_v=256, tile_q=64, tile_kv=64, cluster=2)
     NARROW = check_backward_overlap.Config(d=128, d_v=128, tile_q=64, tile_kv=128)
-    P = [
-        "p:", *product(128, 24), *product(64, 152), WAIT[1], WAIT[0],
-        *["MUFU.EX2 R20, R20"] * 32, *STSM * 4, *product(128, 88), "@P3 BRA {p}",
-    ]  # fmt: skip
-    DS = ["ds:", *STSM * 4, *product(128, 24), *product(64, 152), *product(128, 88), WAIT[0], "@P3 BRA {ds}"]
+    EXP = ["MUFU.EX2 R20, R20"] * 32
+    GRADIENT, REST, SCORE = product(128, 24), product(128, 88), product(64, 152)
+    P = ["p:", *GRADIENT, WAIT[0], *SCORE, WAIT[0], *EXP, *STSM * 4, "@P3 BRA {p}"]
+    DS = ["ds:", *STSM * 4, *GRADIENT, WAIT[0], *SCORE, *LDSM * 4, WAIT[0], "@P3 BRA {ds}"]
     DQ = [
-        "dq:", *product(64, 24), *product(64, 56), WAIT[1], *["REDG.E.ADD.F32x4 [R2.64], R24"] * 8, WAIT[0],
-        *["REDG.E.ADD.F32x4 [R2.64], R56"] * 8, "@P3 BRA {dq}",
+        "dq:", *product(64, 24), *product(64, 56), WAIT[1], *REDG * 8, *product(64, 24), WAIT[1], *REDG * 8, WAIT[0],
+        *REDG * 8, "@P3 BRA {dq}",
     ]  # fmt: skip
+    PAIR_P = ["p:", *GRADIENT, *REST, WAIT[0], *SCORE, WAIT[0], *EXP, *STSM * 4, "@P3 BRA {p}"]
+    PAIR_DS = ["ds:", *STSM * 4, *GRADIENT, *REST, WAIT[0], *SCORE, *LDSM * 4, WAIT[0], "@P3 BRA {ds}"]
+    PAIR_DQ = ["dq:", *product(128, 24), WAIT[0], *REDG * 16, "@P3 BRA {dq}"]
     STEP = [
         "step:", *product(64, 152), *product(64, 184), WAIT[0], *["MUFU.EX2 R20, R20"] * 32, *product(128, 24), *STSM * 4,
         *product(128, 88), *product(64, 216), WAIT[2], WAIT[1], WAIT[0], "REDG.E.ADD.F32x4 [R2.64], R216", "@P3 BRA {step}",
@@ -438,12 +443,15 @@ class BackwardOverlap(unittest.TestCase):
 
     def test_clean(self):
         self.assertEqual(self.findings(self.WIDE, self.P, self.DS, self.DQ), [])
+        self.assertEqual(self.findings(self.PAIR, self.PAIR_P, self.PAIR_DS, self.PAIR_DQ), [])
         self.assertEqual(self.findings(self.NARROW, self.STEP), [])
 
     def test_nothing_in_flight(self):
-        last = edited(self.DQ, (WAIT[1], [WAIT[0]]))
-        last = [x for i, x in enumerate(last) if x != WAIT[0] or i == last.index(WAIT[0])]
-        self.assert_finding(self.findings(self.WIDE, self.P, self.DS, last), "0 of 16 REDG stand under a product, not 8")
+        last = [WAIT[0] if x == WAIT[1] else x for x in self.DQ]
+        self.assert_finding(self.findings(self.WIDE, self.P, self.DS, last), "0 of 24 REDG stand under a product, not 16")
+        late = [x for x in self.DS if x not in LDSM]
+        late[-1:-1] = LDSM * 4
+        self.assert_finding(self.findings(self.WIDE, self.P, late, self.DQ), "0 of 4 LDSM stand under a product, not 4")
         early = [x for x in self.STEP if x not in STSM]
         early[early.index(WAIT[0]) + 1 : early.index(WAIT[0]) + 1] = STSM * 4
         self.assert_finding(self.findings(self.NARROW, early), "0 of 4 STSM")
@@ -451,7 +459,8 @@ class BackwardOverlap(unittest.TestCase):
     def test_serialised(self):
         lines = [x for x in self.DS if x not in STSM]
         lines[2:2] = [*STSM * 4, lines[2] + ", gsb0", WAIT[0]]
-        self.assert_finding(self.findings(self.WIDE, self.P, lines, self.DQ), "groups of HGMMAs, not 3")
+        self.assert_finding(self.findings(self.WIDE, self.P, lines, self.DQ), "3 groups of HGMMAs, not 2")
+        self.assert_finding(self.findings(self.PAIR, self.PAIR_P, self.DS, self.PAIR_DQ), "2 groups of HGMMAs, not 3")
         lines = [*self.DS]
         lines[7:7] = [WAIT[0]]
         self.assert_finding(self.findings(self.WIDE, self.P, lines, self.DQ), "a wait inside a group")
