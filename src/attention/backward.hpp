@@ -168,9 +168,9 @@ class BackwardProducer {
 
   BackwardShared<config>& shared_;
   const BackwardArguments& args_;
-  Cursor<config.q_stages()> q_;
+  Cursor<config.stages> q_;
   Cursor<config.d_o_stages()> d_o_;
-  int handed_over_ = 0;  // items
+  int handed_over_ = 0;  // items; why not a Cursor: that is a register more
   int tile_phase_ = 0;
   bool statistics_ready_ = false;
 };

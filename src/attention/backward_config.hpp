@@ -24,8 +24,7 @@ struct BackwardConfig {
   constexpr bool wide() const { return tile_kv == 64; }
   /// Keys of a cluster's tiles.
   constexpr int item_keys() const { return cluster * tile_kv; }
-  constexpr int q_stages() const { return stages; }
-  /// In clusters what comes from the peer leaves room for one.
+  /// Buffers of dO: in clusters what comes from the peer leaves room for one.
   constexpr int d_o_stages() const { return cluster == 1 ? stages : 1; }
   /// Blocks of 64 rows: dS multiplies the P of 16 bits. In f16 that is kept 2^10 times as large, so that weights down
   /// to 2^-24 are normal numbers; dV is divided by it at the end.

@@ -64,7 +64,7 @@ struct BackwardShared {
   // Beside the producer: adders, or those that keep the turns; a warp that zeroes.
   static constexpr int assistants = (!config.wide() ? config.consumer_warpgroups() : config.deterministic ? 2 : 0) + 1;
   using Weights = hopper::SharedTile<config.tile_q, config.tile_kv>;
-  // Both in the order of place_of_statistics(), and in the size of P (BackwardConfig).
+  // Both in the order of place_of_statistics(), in the sizes that BackwardConfig has for P and D.
   struct alignas(16) Statistics {
     float minus_lse[config.tile_q];  // in base 2; -inf, so that P = 0, in rows that see no key
     float minus_d[config.tile_q];    // -rowsum(dO * O)
@@ -72,7 +72,7 @@ struct BackwardShared {
 
   hopper::SharedTile<config.tile_kv, config.d> k;    // wide rows: dK is staged over it
   hopper::SharedTile<config.tile_kv, config.d_v> v;  // and dV over this
-  hopper::SharedTile<config.tile_q, config.d> q[config.q_stages()];
+  hopper::SharedTile<config.tile_q, config.d> q[config.stages];
   hopper::SharedTile<config.tile_q, config.d_v> d_o[config.d_o_stages()];
   // Wide rows have the transpose, which is as large.
   Weights ds[config.stages];
@@ -91,10 +91,10 @@ struct BackwardShared {
   [[no_unique_address]] std::conditional_t<(config.cluster > 1), Peer, NoPeer> peer;
   struct NoDq {};
   [[no_unique_address]] std::conditional_t<config.wide(), NoDq, DqPart<config>[config.consumer_warpgroups()]> dq;
-  Statistics statistics[config.q_stages()];
+  Statistics statistics[config.stages];
   KeyTile<config.key_groups()> tile;
   hopper::Mbarrier k_full, v_full, kv_empty;
-  hopper::Mbarrier q_full[config.q_stages()], q_empty[config.q_stages()];
+  hopper::Mbarrier q_full[config.stages], q_empty[config.stages];
   hopper::Mbarrier d_o_full[config.d_o_stages()], d_o_empty[config.d_o_stages()];
   hopper::Mbarrier ds_full[config.stages], ds_empty[config.stages];
   hopper::Mbarrier dq_full[config.consumer_warpgroups()], dq_empty[config.consumer_warpgroups()];
@@ -153,7 +153,7 @@ struct BackwardShared {
     k_full.init(1);
     v_full.init(1);
     kv_empty.init(consumer_warps + assistants);
-    for (int i = 0; i < config.q_stages(); ++i) {
+    for (int i = 0; i < config.stages; ++i) {
       q_full[i].init(1);
       q_empty[i].init(config.cluster * score_warps);
     }

@@ -202,7 +202,6 @@ class WideConsumer {
   HOPPER_FUNCTION void make_p(Visible visible, S& s, P& p) const {
     // Nobody reads the buffer any more: dS has read the P of two blocks before to make the dS of which there was dK
     // before the Q of this block could be loaded.
-    static_assert(config.q_stages() == config.stages);
     make(visible, s, p, shared_.p.tile[at_.stage]);
     release(shared_.p.full[at_.stage]);
     release_to_cluster<config.cluster>(shared_.q_empty[at_.stage]);
