@@ -1,6 +1,7 @@
 #include "kernels/backward_plan.hpp"
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "error.hpp"
@@ -23,14 +24,25 @@ TensorRef from_row(TensorRef tensor, int row) {
   return tensor;
 }
 
+/// How many sequences' Q, dO and dQ stay in L2 together; not all of its 50 MB are theirs.
+std::int64_t sequences_in_l2(const BackwardProblem& problem) {
+  const std::int64_t bytes = problem.group() * problem.seqlen_q * (2 * (problem.d + problem.d_v) + 4 * problem.d);
+  return (std::int64_t(32) << 20) / std::max<std::int64_t>(bytes, 1);
+}
+
+/// `most` of make_tile_order: what stays in L2, but two rounds of items, so that short ones fill the end.
+int most_in_last_section(const BackwardProblem& problem, int row_items, int resident) {
+  const std::int64_t balanced = (2 * resident + row_items - 1) / row_items;
+  return int(std::min<std::int64_t>(std::max(sequences_in_l2(problem), balanced), std::numeric_limits<int>::max()));
+}
+
 /// The order of a deterministic run. Tiles of one head add to dQ in turn, so when all begin at once each starts behind
 /// the one before by the time that one addition takes. With about 32 of a head running at once, or as many heads as
 /// fit into L2, that is little beside a tile.
 attention::TileOrder deterministic(attention::TileOrder order, const BackwardProblem& problem, int resident) {
-  constexpr std::int64_t tiles_of_head = 32, l2_bytes = std::int64_t(32) << 20;
-  const std::int64_t bytes = problem.group() * problem.seqlen_q * (2 * (problem.d + problem.d_v) + 4 * problem.d);
-  const int wanted = int(std::clamp<std::int64_t>(
-      std::max(resident / tiles_of_head, l2_bytes / std::max<std::int64_t>(bytes, 1)), 1, resident));
+  constexpr std::int64_t tiles_of_head = 32;
+  const int wanted =
+      int(std::clamp<std::int64_t>(std::max(resident / tiles_of_head, sequences_in_l2(problem)), 1, resident));
   // Sections of so many heads, and a last one of no fewer.
   const int last = order.last > 0 ? std::max(order.last, wanted) : 0;
   int before = std::max(order.sequences - last, 0) / wanted * wanted;
@@ -148,12 +160,10 @@ BackwardLaunch backward_launch(const BackwardProblem& problem, BackwardPlan& pla
   main.mask = {seqlen_q, int(problem.seqlen_k), problem.causal};
   // Head by head, whose Q, dO and dQ then stay in L2; with a causal mask the last heads together, longest tiles first.
   const int resident = std::max((sm_count - problem.sm_margin) / config.cluster, 1);
-  const std::int64_t read_bytes =
-      problem.group() * problem.seqlen_q * (problem.d + problem.d_v) * std::int64_t(element_bytes(problem.dtype));
   if (plan.key_items > 0) {
-    main.order =
-        attention::make_tile_order(config.item_keys(), plan.key_items, int(problem.kv_heads), kv_sequences, 1,
-                                   problem.causal ? resident : 0, attention::most_in_last_section(1, read_bytes));
+    main.order = attention::make_tile_order(config.item_keys(), plan.key_items, int(problem.kv_heads), kv_sequences, 1,
+                                            problem.causal ? resident : 0,
+                                            most_in_last_section(problem, plan.key_items, resident));
     if (problem.deterministic) main.order = deterministic(main.order, problem, resident);
   }
   main.ahead = main.zeroed_end = kv_sequences;

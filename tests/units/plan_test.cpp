@@ -162,6 +162,25 @@ TEST(BackwardPlan, WhatIsZeroedAheadIsByTilesOfLowerItems) {
   EXPECT_GT(some, 16);
 }
 
+TEST(BackwardPlan, LastSectionStaysInL2ButLastsTwoRounds) {
+  const TensorMapEncoder no_maps = [](const hopper::TensorMapSpec&) { return hopper::TensorMap{}; };
+  std::vector<unsigned char> workspace(1);
+  const auto last = [&](std::int64_t heads, std::int64_t seqlen, std::int64_t d, bool causal) {
+    BackwardProblem problem = backward_problem(heads, seqlen, causal);
+    problem.d = problem.d_v = d;
+    problem.deterministic = false;
+    BackwardPlan plan = plan_backward(problem);
+    return backward_launch(problem, plan, workspace.data(), 132, no_maps).main.order.last;
+  };
+  EXPECT_EQ(last(16, 16384, 128, false), 0);
+  EXPECT_EQ(last(16, 16384, 128, true), 3) << "16 MB each, 264 items of 128";
+  EXPECT_EQ(last(64, 4096, 128, true), 9) << "4 MB each, 264 items of 32";
+  EXPECT_EQ(last(512, 512, 128, true), 66) << "two rounds; 512 KB each";
+  EXPECT_EQ(last(512, 2048, 64, true), 32) << "1 MB each";
+  EXPECT_EQ(last(8, 16384, 256, true), 2) << "132 items of 128, clusters";
+  EXPECT_EQ(last(2, 16384, 128, true), 2);
+}
+
 TEST(BackwardPlan, CountsAreResetWhereTheyAreUsed) {
   const TensorMapEncoder no_maps = [](const hopper::TensorMapSpec&) { return hopper::TensorMap{}; };
   std::vector<unsigned char> workspace(1);
