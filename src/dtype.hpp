@@ -1,4 +1,4 @@
-// 16-bit element types on the host: storage, and exact conversion to and from float (round to nearest even).
+// Element types of 16 and 8 bits on the host: storage, and exact conversion to and from float (round to nearest even).
 #pragma once
 
 #include <bit>
@@ -13,6 +13,11 @@ struct Half {
 };
 struct Bfloat16 {
   std::uint16_t bits;
+};
+/// FP8: sign, four bits of exponent (bias 7), three of mantissa; 0x7f is NaN, there is no infinity. OCP 8-bit
+/// floating point specification, E4M3.
+struct E4m3 {
+  std::uint8_t bits;
 };
 
 inline float to_float(float x) { return x; }
@@ -60,7 +65,31 @@ inline Half from_float<Half>(float x) {
   return {std::uint16_t(sign | ((rounded - 0x38000000u) >> 13))};
 }
 
-/// Calls f with a value of the storage type of `dtype`: with_dtype(dtype, [&]<class T>(T) { ... }).
+inline float to_float(E4m3 x) {
+  const std::uint32_t sign = std::uint32_t(x.bits & 0x80u) << 24, magnitude = x.bits & 0x7fu;
+  // As for Half: the exponent is short by 120.
+  const float scaled = std::bit_cast<float>(magnitude << 20) * 0x1p120f;
+  const std::uint32_t nan = magnitude == 0x7fu ? 0x7fc00000u : 0u;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | nan | sign);
+}
+
+/// Saturates: what would round above 448, and infinity, becomes 448 (PTX: cvt.rn.satfinite.e4m3x2.f32).
+template <>
+inline E4m3 from_float<E4m3>(float x) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(x);
+  const std::uint8_t sign = std::uint8_t((bits >> 24) & 0x80u);
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return {0x7f};
+  if (magnitude >= 0x43e00000u) return {std::uint8_t(sign | 0x7eu)};  // 448
+  if (magnitude < 0x3c800000u) {  // below 2^-6, subnormal: let the adder round at 2^-9
+    const float rounded = std::bit_cast<float>(magnitude) + 0x1p14f;
+    return {std::uint8_t(sign | (std::bit_cast<std::uint32_t>(rounded) - std::bit_cast<std::uint32_t>(0x1p14f)))};
+  }
+  const std::uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
+  return {std::uint8_t(sign | ((rounded - 0x3c000000u) >> 20))};
+}
+
+/// Calls f with a value of the storage type of `dtype`, which is not e4m3: with_dtype(dtype, [&]<class T>(T) { ... }).
 template <class F>
 decltype(auto) with_dtype(fa3_dtype dtype, F&& f) {
   switch (dtype) {
@@ -71,7 +100,13 @@ decltype(auto) with_dtype(fa3_dtype dtype, F&& f) {
 }
 
 constexpr const char* dtype_name(fa3_dtype dtype) {
-  return dtype == FA3_F16 ? "f16" : dtype == FA3_BF16 ? "bf16" : dtype == FA3_F32 ? "f32" : "unknown";
+  switch (dtype) {
+    case FA3_F16: return "f16";
+    case FA3_BF16: return "bf16";
+    case FA3_E4M3: return "e4m3";
+    case FA3_F32: return "f32";
+  }
+  return "unknown";
 }
 
 }  // namespace fa3

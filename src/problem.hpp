@@ -27,7 +27,7 @@ T* features(const TensorRef& tensor, std::int64_t batch, std::int64_t token, std
 
 /// What both passes have in common.
 struct Problem {
-  fa3_dtype dtype = FA3_F16;  // of all tensors but LSE
+  fa3_dtype dtype = FA3_F16;  // of all tensors but LSE; with e4m3 of q, k and v
   std::int64_t batch = 0, heads = 0, kv_heads = 0, seqlen_q = 0, seqlen_k = 0, d = 0, d_v = 0;
   float softmax_scale = 0;
   bool causal = false;
@@ -52,8 +52,24 @@ struct Problem {
   }
 };
 
+/// Scales of an e4m3 tensor, f32: [batch, kv_heads], or per block [batch, heads, ceil(seqlen / FA3_SCALE_ROWS)].
+struct ScalesRef {
+  float* data = nullptr;  // null: all are 1
+  bool per_block = false;
+  std::array<std::int64_t, 3> stride{};  // batch, head, block
+
+  /// Of row `row` of head `head`; `group` heads share one that is not per block.
+  float of(std::int64_t batch, std::int64_t head, std::int64_t row, std::int64_t group) const {
+    if (data == nullptr) return 1.0f;
+    return data[batch * stride[0] + (per_block ? head : head / group) * stride[1] +
+                (per_block ? row / FA3_SCALE_ROWS * stride[2] : 0)];
+  }
+};
+
 struct ForwardProblem : Problem {
   TensorRef q, k, v, o;
+  fa3_dtype o_dtype = FA3_F16;
+  ScalesRef q_scale, k_scale, v_scale;       // e4m3 only
   float* lse = nullptr;                      // null: not wanted
   std::array<std::int64_t, 3> lse_stride{};  // batch, head, row
 
@@ -73,6 +89,6 @@ struct BackwardProblem : Problem {
   double flops() const { return 2.0 * double(3 * d + 2 * d_v) * visible_pairs(); }
 };
 
-constexpr std::size_t element_bytes(fa3_dtype dtype) { return dtype == FA3_F32 ? 4 : 2; }
+constexpr std::size_t element_bytes(fa3_dtype dtype) { return dtype == FA3_F32 ? 4 : dtype == FA3_E4M3 ? 1 : 2; }
 
 }  // namespace fa3

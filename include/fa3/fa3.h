@@ -46,8 +46,22 @@ typedef enum fa3_status {
 typedef enum fa3_dtype {
   FA3_F16 = 1,
   FA3_BF16 = 2,
-  FA3_F32 = 4 /* cpu only */
+  FA3_E4M3 = 3, /* FP8: four bits of exponent, three of mantissa, at most 448, no infinity; forward pass only */
+  FA3_F32 = 4   /* cpu only */
 } fa3_dtype;
+
+/* Rows of a sequence that share a scale of an e4m3 tensor. */
+#define FA3_SCALE_ROWS 128
+
+/* Scales of an e4m3 tensor: an element stands for its e4m3 value times its scale. f32, on the device of the tensor,
+ * aligned to 4 bytes. They must be positive and finite; their values are not looked at. */
+typedef struct fa3_scales {
+  float* data;       /* NULL: all are 1 */
+  int32_t per_block; /* 0: [batch, kv_heads], one for a key/value head, for q that of all its query heads;
+                        1: [batch, heads, ceil(seqlen / FA3_SCALE_ROWS)], one for each block of rows of each head */
+  int32_t reserved;  /* 0 */
+  int64_t stride[3]; /* elements, for batch, head and block (ignored if not per_block); >= 0; 0 repeats */
+} fa3_scales;
 
 typedef enum fa3_device {
   FA3_DEVICE_CUDA = 1, /* the device of the calling thread's current CUDA context */
@@ -82,8 +96,8 @@ typedef struct fa3_forward_params {
   int64_t kv_heads; /* query head h reads key/value head h / (heads / kv_heads) */
   int64_t seqlen_q; /* >= 0 */
   int64_t seqlen_k; /* >= 0; with 0 every row of O is 0 and every LSE -inf */
-  int64_t d;        /* features of q and k: a multiple of 8, 8..256 */
-  int64_t d_v;      /* features of v and o: a multiple of 8, 8..256 */
+  int64_t d;        /* features of q and k: a multiple of 8, 8..256; e4m3: of 16 */
+  int64_t d_v;      /* features of v and o: likewise */
 
   fa3_tensor q; /* [batch, seqlen_q, heads, d] */
   fa3_tensor k; /* [batch, seqlen_k, kv_heads, d] */
@@ -100,6 +114,12 @@ typedef struct fa3_forward_params {
                         kernels that communicate at the same time. Changes no bit of the result. The copies of layouts
                         that TMA cannot read use all SMs. Ignored on cpu */
   int32_t reserved;  /* 0 */
+
+  /* Of e4m3 only, else all zero. Then q, k and v are e4m3, aligned to 16 bytes, all strides but stride[3] multiples of
+   * 16; o is f16 or bf16. P is rounded to e4m3, too; sums are f32 (docs/numerics.md, FP8). */
+  fa3_scales q_scale;
+  fa3_scales k_scale;
+  fa3_scales v_scale;
 } fa3_forward_params;
 
 /* Optional warm-up for CUDA device number `cuda_device`: loads the kernels and sets their attributes, so that nothing
@@ -129,6 +149,51 @@ FA3_API fa3_status fa3_forward_workspace_size(const fa3_forward_params* params, 
  * device `workspace` and `stream` are ignored. */
 FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace, size_t workspace_bytes,
                                fa3_stream stream);
+
+/* From 16 bits to e4m3, for the forward pass: first rotary embedding, if rope_cos is given, then incoherent processing,
+ * if `rotate`, then the scale:  y = e4m3(x' / scale), rounded to nearest even, values above 448 becoming 448, Inf and
+ * NaN becoming NaN. docs/numerics.md, FP8, defines every step to the bit.
+ *
+ * Zero-initialise, then set struct_size = sizeof(fa3_quantize_params) and api_version = FA3_API_VERSION. */
+typedef enum fa3_scaling {
+  FA3_SCALING_BLOCK = 1,  /* scale.per_block = 1: the largest finite |x'| of FA3_SCALE_ROWS rows of a head is 448 */
+  FA3_SCALING_HEAD = 2,   /* scale.per_block = 0: that of `heads / scale_heads` neighbouring heads of a batch entry */
+  FA3_SCALING_TENSOR = 3, /* that of the whole tensor: one scale, at scale.data[0] (strides 0) */
+  FA3_SCALING_GIVEN = 4   /* scale is read, in either form; NULL: 1 */
+} fa3_scaling;
+
+typedef struct fa3_quantize_params {
+  uint32_t struct_size;
+  uint32_t api_version;
+  int32_t device;
+  int32_t scaling; /* fa3_scaling */
+
+  int64_t batch;       /* >= 0 */
+  int64_t seqlen;      /* >= 0 */
+  int64_t heads;       /* of x */
+  int64_t scale_heads; /* heads of scale where it is not per block: a divisor of heads, kv_heads for a q; 0: heads */
+  int64_t d;           /* features: a multiple of 16, 16..256 */
+
+  fa3_tensor x;     /* [batch, seqlen, heads, d], f16 or bf16; on cpu also f32 */
+  fa3_tensor y;     /* [batch, seqlen, heads, d], e4m3, written; must not overlap x or itself */
+  fa3_scales scale; /* of y; written unless given. A head of zeros gets scale 1 */
+
+  const float* rope_cos;    /* NULL: no rotary embedding; else [seqlen, rope_d / 2] */
+  const float* rope_sin;    /* likewise */
+  int64_t rope_stride;      /* elements from one position to the next, in both; 0 repeats */
+  int64_t rope_d;           /* features that are rotated, the first ones: even, 2..d */
+  int32_t rope_interleaved; /* 1: the pairs are features 2i, 2i + 1; 0: i, i + rope_d / 2 */
+
+  int32_t rotate; /* 1: x' = (x D) H, with random signs D and an orthogonal H: what q and k rotated with one seed have
+                     as scores stays the same, outliers are spread over the features */
+  uint64_t seed;  /* of the signs */
+} fa3_quantize_params;
+
+/* As their namesakes of the forward pass. The workspace holds the maxima that more than one block has to know. */
+FA3_API fa3_status fa3_quantize_supported(const fa3_quantize_params* params);
+FA3_API fa3_status fa3_quantize_workspace_size(const fa3_quantize_params* params, size_t* bytes);
+FA3_API fa3_status fa3_quantize(const fa3_quantize_params* params, void* workspace, size_t workspace_bytes,
+                                fa3_stream stream);
 
 /* The backward pass. With P = exp(softmax_scale * Q K^T - LSE), 0 where masked, and D = rowsum(dO * O):
  *

@@ -10,7 +10,7 @@
 
 namespace fa3 {
 
-enum class Dtype : std::int32_t { f16 = FA3_F16, bf16 = FA3_BF16, f32 = FA3_F32 };
+enum class Dtype : std::int32_t { f16 = FA3_F16, bf16 = FA3_BF16, e4m3 = FA3_E4M3, f32 = FA3_F32 };
 
 /// Where a tensor's memory is. `automatic`: on the current GPU if it can run fa3, else in host memory; see resolve().
 enum class Device : std::int32_t { automatic = 0, cuda = FA3_DEVICE_CUDA, cpu = FA3_DEVICE_CPU };
