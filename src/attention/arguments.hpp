@@ -18,6 +18,18 @@ struct Scale {
   float sign;          // 1, -1 or 0; other than 1 only edge blocks apply it, so every block becomes one
 };
 
+/// Scales of an e4m3 tensor, f32.
+struct Scales {
+  const float* data;       // null: all are 1
+  std::int64_t stride[3];  // batch, head, block
+  int heads_each;          // neighbouring heads that share one
+
+  /// That of block i is at this + i * stride[2].
+  constexpr const float* of(int batch, int head) const {
+    return data == nullptr ? nullptr : data + batch * stride[0] + head / heads_each * stride[1];
+  }
+};
+
 struct Stamp;
 
 struct ForwardArguments {
@@ -33,6 +45,8 @@ struct ForwardArguments {
   int group;  // query heads per key/value head
   Scale scale;
   unsigned* next_item;  // dynamic schedule: a counter, 0 at launch. Null: a static schedule
+  Scales q_scale, k_scale, v_scale;  // e4m3
+  bool bf16_output;                  // e4m3: O is bf16, not f16
   Stamp* stamps;        // read only by a row with config.trace: stamps_per_role for each role of CTA 0, or null
 };
 

@@ -63,8 +63,15 @@ struct ForwardConfig {
   Maximum maximum = Maximum::lagging;
   Loads loads = Loads::producer;
   bool trace = false;  // records Stamps; never in the product
+  // e4m3 (forward_fp8.hpp): columns of O that a product P V makes at a time, beside O itself.
+  int pv_columns = 0;
 
   constexpr bool operator==(const ForwardConfig&) const = default;
+
+  constexpr bool fp8() const { return element == hopper::Element::e4m3; }
+  /// Of 16 bits, in which shared memory is counted.
+  constexpr int stored_d() const { return d / hopper::per_16_bits(element); }
+  constexpr int stored_d_v() const { return d_v / hopper::per_16_bits(element); }
 
   constexpr int consumer_warpgroups() const { return tile_q / 64; }
   constexpr int producer_warpgroups() const { return loads == Loads::producer ? 1 : 0; }
@@ -79,6 +86,12 @@ struct ForwardConfig {
   }
 
   constexpr bool valid() const {
+    if (fp8() != (pv_columns > 0)) return false;
+    // V is transposed in blocks of 32 keys and 16 features; a block has one scale, and its keys are one panel of V^T.
+    if (fp8() && (d % 32 != 0 || d_v % 32 != 0 || tile_kv != 128 || pv_columns % 16 != 0 || d_v % pv_columns != 0 ||
+                  output != Output::by_registers || edges != Edges::branch || maximum != Maximum::lagging ||
+                  loads != Loads::producer || trace || (pipeline == Pipeline::two_stage && pv_columns != d_v)))
+      return false;
     return d % 16 == 0 && d_v % 16 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&
            tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 && q_buffers >= 1 &&
            (output != Output::over_q || d_v <= d) && (cluster == 1 || cluster == 2) && tile_kv / cluster % 8 == 0 &&

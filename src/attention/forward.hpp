@@ -20,6 +20,8 @@
 
 #include "attention/arguments.hpp"
 #include "attention/config.hpp"
+#include "attention/forward_fp8.hpp"
+#include "attention/forward_parts.hpp"
 #include "attention/item_queue.hpp"
 #include "attention/online_softmax.hpp"
 #include "attention/prefetch.hpp"
@@ -75,6 +77,7 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     hopper::store_shared(shared.tile[q.stage], tile);
     if (stop) {
       shared.q_full[q.stage].arrive();
+      if constexpr (config.fp8()) end_transposers(shared, v);
       return;
     }
     // [2] Load Q.
@@ -94,60 +97,7 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
 }
 
 // --------------------------------------------------------------------------------------------------------------------
-// Ping-pong (paper, section 3.1): a warpgroup issues its GEMMs in its turn and hands the turn to the next one, whose
-// GEMMs then run under this one's softmax. The first turn is granted at construction.
-
-template <ForwardConfig config, Turns section>
-struct Turn {
-  static constexpr bool used = config.turns == section;
-  static constexpr int last = config.consumer_warpgroups() - 1;
-  const int warpgroup;
-
-  HOPPER_FUNCTION explicit Turn(int warpgroup_) : warpgroup(warpgroup_) {
-    if (warpgroup == last) pass();
-  }
-  HOPPER_FUNCTION void take() const {
-    if constexpr (used) {
-      Shared<config>::turn(warpgroup).sync();
-    }
-  }
-  HOPPER_FUNCTION void pass() const {
-    if constexpr (used) {
-      Shared<config>::turn(warpgroup == last ? 0 : warpgroup + 1).arrive();
-    }
-  }
-  /// The last grant finds no taker; collect it, so that no barrier is left half full.
-  HOPPER_FUNCTION void finish() const {
-    if (warpgroup == 0) take();
-  }
-};
-
-// --------------------------------------------------------------------------------------------------------------------
 // Consumers: each warpgroup owns 64 rows of the tile.
-
-/// sign * S, and -inf where the row does not see the key. Row r of the thread is first_row + 8 r; the block begins at
-/// first_key.
-template <int columns>
-HOPPER_FUNCTION void apply_mask(hopper::Accumulator<columns>& s, const ForwardArguments& args, int first_row,
-                                int first_key) {
-  if (args.scale.sign != 1.0f) {
-    HOPPER_UNROLL
-    for (int i = 0; i < columns / 2; ++i) s.value[i] *= args.scale.sign;
-  }
-  HOPPER_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    const Interval keys = args.mask.visible(first_row + 8 * r);
-    const std::uint32_t word = visible_word({keys.first - first_key, keys.end - first_key}, 2 * (hopper::lane() % 4));
-    HOPPER_UNROLL
-    for (int j = 0; j < columns / 8; ++j) {
-      HOPPER_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        float& x = s.value[4 * j + 2 * r + e];
-        x = (word >> (2 * j + e)) & 1 ? x : -__builtin_inff();
-      }
-    }
-  }
-}
 
 template <ForwardConfig config>
 class Consumer {
@@ -338,40 +288,15 @@ class Consumer {
 
   /// [12] O / l and LSE to global memory.
   HOPPER_FUNCTION void store(O& o, const OnlineSoftmax& softmax, const Tile& tile) {
-    Rescale normalise;
+    const auto row_of = [&](int r) { return tile.first_row + my_row() + 8 * r; };
     float lse[2];
-    HOPPER_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      OnlineSoftmax::Row row = softmax.finish(r);
-      if (softmax.nothing_seen(r)) {
-        const Interval keys = args_.mask.visible(tile.first_row + my_row() + 8 * r);
-        if (keys.first >= keys.end) {  // no key: O = 0 even if a NaN stood in a block the tile visited
-          row = {0.0f, -__builtin_inff()};
-          HOPPER_UNROLL
-          for (int j = 0; j < config.d_v / 8; ++j) o.value[4 * j + 2 * r] = o.value[4 * j + 2 * r + 1] = 0.0f;
-        }
-      }
-      normalise.factor[r] = row.normalise;
-      lse[r] = row.lse;
-    }
-    rescale_rows(o, normalise);
+    normalise(o, lse, softmax, args_, row_of);
     if constexpr (config.output == Output::by_registers) {
       store_from_registers(o, tile);
     } else {
       store_through_shared(o, tile);
     }
-    store_lse(lse, tile);
-  }
-
-  HOPPER_FUNCTION void store_lse(const float (&lse)[2], const Tile& tile) {
-    if (args_.lse == nullptr || hopper::lane() % 4 != 0) return;
-    HOPPER_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const int row = tile.first_row + my_row() + 8 * r;
-      if (row < args_.mask.seqlen_q)
-        args_.lse[tile.batch * args_.lse_stride[0] + tile.head * args_.lse_stride[1] + row * args_.lse_stride[2]] =
-            lse[r];
-    }
+    store_lse(lse, args_, tile, row_of);
   }
 
   /// Each warp stages and stores its own 16 rows; only O over Q has to wait for the warpgroup.
@@ -545,9 +470,18 @@ HOPPER_FUNCTION void forward(Shared<config>& shared, const ForwardArguments& arg
   } else if (warpgroup == 0) {
     hopper::release_registers<config.producer_registers()>();
     if (leader) produce(shared, args);
+    if constexpr (config.fp8()) {
+      const int transposer = hopper::warp_of_warpgroup() - 1;
+      static_assert(Shared<config>::transposer_warps == 3);
+      if (transposer >= 0) transpose_v(shared, transposer);
+    }
   } else {
     hopper::claim_registers<config.consumer_registers()>();
-    Consumer<config>(shared, args, warpgroup - 1).run();
+    if constexpr (config.fp8()) {
+      Fp8Consumer<config>(shared, args, warpgroup - 1).run();
+    } else {
+      Consumer<config>(shared, args, warpgroup - 1).run();
+    }
   }
   if constexpr (config.cluster > 1) {
     hopper::warp_sync();

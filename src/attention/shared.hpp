@@ -21,15 +21,26 @@ inline namespace HOPPER_BACKEND {
 ///   k_full      1 + bytes (producer)        consumers   K block of this stage has landed; v_full likewise
 ///   k_empty     1 per consumer warp of      producer    this stage's K block may be overwritten, in every CTA of the
 ///               every CTA of the cluster                cluster; v_empty likewise
+///   vt_full     1 per transposer warp       consumers   e4m3: this stage's V^T has been written
+///   vt_empty    1 per consumer warp         transposers it may be overwritten; then v_full's waiters, and those that
+///                                                       arrive on v_empty, are the transposer warps
 ///   turn[w]     named, two warpgroups       warpgroup w it is w's turn (config.turns says for what)
 ///   rows[w]     named, warpgroup w          warpgroup w all of w is done with Q (only where O is staged over it)
 template <ForwardConfig config>
 struct Shared {
   static constexpr int consumer_warps = 4 * config.consumer_warpgroups();
-  using QTile = hopper::SharedTile<config.tile_q, config.d>;
-  using KTile = hopper::SharedTile<config.tile_kv, config.d>;
-  using VTile = hopper::SharedTile<config.tile_kv, config.d_v>;
+  using QTile = hopper::SharedTile<config.tile_q, config.stored_d()>;
+  using KTile = hopper::SharedTile<config.tile_kv, config.stored_d()>;
+  using VTile = hopper::SharedTile<config.tile_kv, config.stored_d_v()>;
   using OTile = hopper::SharedTile<config.tile_q, config.d_v>;
+  static constexpr int transposer_warps = 3;
+  struct TransposedV {
+    hopper::SharedTile<config.d_v, config.tile_kv / 2> tile[config.stages];  // pairs of keys
+  };
+  struct TransposedState {
+    hopper::Mbarrier full[config.stages], empty[config.stages];
+    int last[config.stages];  // 1: what comes in this buffer of V is not a block, but the end
+  };
   template <int>
   struct Nothing {};  // one type for each member: two empty members of one type may not share an address
 
@@ -37,6 +48,8 @@ struct Shared {
   KTile k[config.stages];
   VTile v[config.stages];
   [[no_unique_address]] std::conditional_t<config.output == Output::own_buffer, OTile, Nothing<0>> own_o;
+  [[no_unique_address]] std::conditional_t<config.fp8(), TransposedV, Nothing<2>> vt;
+  [[no_unique_address]] std::conditional_t<config.fp8(), TransposedState, Nothing<3>> vt_state;
   hopper::Mbarrier q_full[config.q_buffers], q_empty[config.q_buffers];
   hopper::Mbarrier k_full[config.stages], k_empty[config.stages];
   hopper::Mbarrier v_full[config.stages], v_empty[config.stages];
@@ -53,6 +66,12 @@ struct Shared {
     all("k", k);
     all("v", v);
     if constexpr (config.output == Output::own_buffer) visit("o", 0, own_o);
+    if constexpr (config.fp8()) {
+      all("vt", vt.tile);
+      all("vt_full", vt_state.full);
+      all("vt_empty", vt_state.empty);
+      all("v_last", vt_state.last);
+    }
     all("q_full", q_full);
     all("q_empty", q_empty);
     all("k_full", k_full);
@@ -77,7 +96,12 @@ struct Shared {
       k_full[i].init(1);
       v_full[i].init(1);
       k_empty[i].init(config.cluster * consumer_warps);
-      v_empty[i].init(config.cluster * consumer_warps);
+      v_empty[i].init(config.cluster * (config.fp8() ? transposer_warps : consumer_warps));
+      if constexpr (config.fp8()) {
+        vt_state.full[i].init(transposer_warps);
+        vt_state.empty[i].init(consumer_warps);
+        vt_state.last[i] = 0;
+      }
     }
     if constexpr (config.cluster > 1) handover.init_barriers();
     hopper::fence_barrier_init();

@@ -18,6 +18,8 @@ HOPPER_FUNCTION void stmatrix_x4(std::uint32_t address, const std::uint32_t (&fr
 HOPPER_FUNCTION void stmatrix_x4_transposed(std::uint32_t address, const std::uint32_t (&fragment)[4]);
 /// The inverse of stmatrix_x4: the warp loads four matrices, addresses and fragments as in stmatrix_x4. ldmatrix.x4.
 HOPPER_FUNCTION void ldmatrix_x4(std::uint32_t (&fragment)[4], std::uint32_t address);
+/// As ldmatrix_x4, but every matrix is transposed on the way: lane t gets elements (2 (t % 4) + {0, 1}, t / 4).
+HOPPER_FUNCTION void ldmatrix_x4_transposed(std::uint32_t (&fragment)[4], std::uint32_t address);
 
 /// This lane's row address of a 16 x 16 block at (row, column) of the tile.
 template <int rows, int columns>

@@ -20,7 +20,9 @@ struct Accumulator {
   float value[columns / 2];
 };
 
-/// 16-bit A operand of 64 x columns in registers; four registers per k16 step in the order of store_matrix.
+/// 16-bit A operand of 64 x columns in registers; four registers per k16 step in the order of store_matrix. Of e4m3 it
+/// has 64 x 2 columns: four registers per k32 step, the four elements of thread t in register 2 h + r being row
+/// 16 (t / 32) + (t % 32) / 4 + 8 r, columns 16 h + 4 (t % 4) + 0..3 of the step.
 template <int columns_>
 struct OperandA {
   static constexpr int columns = columns_;
@@ -49,9 +51,10 @@ HOPPER_FUNCTION std::uint64_t advance(std::uint64_t descriptor, int bytes) {
   return (descriptor >> 32) << 32 | low;
 }
 
-/// One m64nNk16 instruction, N = columns. WgmmaSS<element, columns>::issue<accumulate, b_major, a_major>(d, a, b): D
+/// One m64nNk16 instruction, of e4m3 m64nNk32, N = columns. WgmmaSS<element, columns>::issue<accumulate, b_major, a_major>(d, a, b): D
 /// (+)= A B, both operands by descriptor. WgmmaRS<element, columns>::issue(d, a, b): D += A B, A in four registers, B
-/// by descriptor, contiguous across the depth. `d` is an accumulator's value array.
+/// by descriptor, contiguous across the depth. e4m3: issue<accumulate>(d, a, b) in both forms, the operands in shared
+/// memory contiguous along the depth, as they must be. `d` is an accumulator's value array.
 template <Element element, int columns>
 struct WgmmaSS;
 template <Element element, int columns>
@@ -105,6 +108,25 @@ HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const SharedTile<a_row
       WgmmaSS<element, columns>::template issue<0>(acc.value, a_matrix, b_matrix);
     } else {
       WgmmaSS<element, columns>::template issue<1>(acc.value, a_matrix, b_matrix);
+    }
+  }
+}
+
+/// Issues acc = A B^T with A [64 x depth] in registers and rows [first_row, first_row + columns) of `b` [.. x depth]; of
+/// e4m3, `depth` counting pairs of elements.
+template <Element element, int depth, int columns, int b_rows>
+HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const OperandA<depth>& a,
+                               const SharedTile<b_rows, depth>& b, int first_row) {
+  using B = SharedTile<b_rows, depth>;
+  static_assert(element == Element::e4m3 && B::panels == 1);
+  const std::uint64_t b_begin = descriptor(shared_address(&b) + first_row * B::row_bytes, 16, 8 * B::row_bytes);
+  wgmma_fence();
+  HOPPER_UNROLL
+  for (int k = 0; k < depth; k += 16) {
+    if (k == 0) {
+      WgmmaRS<element, columns>::template issue<0>(acc.value, a.value, b_begin);
+    } else {
+      WgmmaRS<element, columns>::template issue<1>(acc.value, a.value + k / 4, advance(b_begin, 2 * k));
     }
   }
 }

@@ -6,6 +6,16 @@
 #include "kernels/configs.hpp"
 
 namespace fa3::kernels {
+namespace {
+
+/// `group` heads of the tensor share a scale that is not per block.
+attention::Scales kernel_scales(const ScalesRef& given, std::int64_t group) {
+  return {given.data,
+          {given.stride[0], given.stride[1], given.per_block ? given.stride[2] : 0},
+          given.per_block ? 1 : int(group)};
+}
+
+}  // namespace
 
 hopper::TensorMap tensor_map(const char* name, const TensorRef& tensor, hopper::Element element, int box_rows,
                              TensorMapEncoder encode) {
@@ -45,10 +55,15 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
 
   const ForwardConfig& config = plan.config;
   attention::ForwardArguments args{};
-  args.q = tensor_map("Q", plan.q.tensor, config.element, config.tile_q, encode);
-  args.k = tensor_map("K", plan.k.tensor, config.element, config.tile_kv / config.cluster, encode);
-  args.v = tensor_map("V", plan.v.tensor, config.element, config.tile_kv / config.cluster, encode);
-  args.o = tensor_map("O", plan.o.tensor, config.element, 16, encode);
+  const hopper::Element element = config.fp8() ? Element::f16 : config.element;  // of e4m3 pairs, of which TMA knows
+  args.q = tensor_map("Q", plan.q.tensor, element, config.tile_q, encode);
+  args.k = tensor_map("K", plan.k.tensor, element, config.tile_kv / config.cluster, encode);
+  args.v = tensor_map("V", plan.v.tensor, element, config.tile_kv / config.cluster, encode);
+  args.o = tensor_map("O", plan.o.tensor, element, 16, encode);
+  args.q_scale = kernel_scales(problem.q_scale, problem.group());
+  args.k_scale = kernel_scales(problem.k_scale, 1);
+  args.v_scale = kernel_scales(problem.v_scale, 1);
+  args.bf16_output = problem.o_dtype == FA3_BF16;
   args.o_data = static_cast<std::uint16_t*>(plan.o.tensor.data);
   args.o_stride[0] = plan.o.tensor.stride[0];
   args.o_stride[1] = plan.o.tensor.stride[2];

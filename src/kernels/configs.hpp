@@ -13,6 +13,7 @@ namespace fa3::kernels {
 using attention::Edges;
 using attention::ForwardConfig;
 using attention::Output;
+using attention::Pipeline;
 using attention::Turns;
 using hopper::Element;
 
@@ -24,6 +25,15 @@ struct ForwardRow {
 };
 
 inline constexpr int always = 0;
+
+/// What all e4m3 rows have in common.
+constexpr ForwardConfig fp8(int d, int d_v, int stages, int q_buffers, Pipeline pipeline, int pv_columns) {
+  ForwardConfig config{Element::e4m3, d, d_v, 128, 128, stages, q_buffers, Output::by_registers, Edges::branch,
+                       Turns::gemm, 1};
+  config.pipeline = pipeline;
+  config.pv_columns = pv_columns;
+  return config;
+}
 
 // Why clusters only for long sequences: they halve the reads from L2, but two CTAs in step lose where tiles are short
 // (docs/lab_book.md, 17).
@@ -47,6 +57,9 @@ inline constexpr ForwardRow forward_rows[] = {
     {"bf16_d192",           {Element::bf16, 192, 192, 128,   112,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256",           {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256_cluster",   {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
+    {"e4m3_d64",            {fp8(64,  64,  3, 2, Pipeline::two_stage, 64)},  always, always},
+    {"e4m3_d128",           {fp8(128, 128, 3, 2, Pipeline::two_stage, 128)}, always, always},
+    {"e4m3_d256",           {fp8(256, 256, 2, 1, Pipeline::none,      64)},  always, always},
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));
@@ -58,10 +71,14 @@ constexpr bool all_valid() {
 }
 static_assert(all_valid());
 
+constexpr fa3_dtype dtype_of(Element element) {
+  return element == Element::f16 ? FA3_F16 : element == Element::bf16 ? FA3_BF16 : FA3_E4M3;
+}
+
 /// Whether a row takes this type and these head dims; TMA pads features up to the row's with zeros.
 template <class Config>
 constexpr bool fits(const Config& row, fa3_dtype dtype, std::int64_t d, std::int64_t d_v) {
-  return (row.element == Element::f16 ? FA3_F16 : FA3_BF16) == dtype && d <= row.d && d_v <= row.d_v;
+  return dtype_of(row.element) == dtype && d <= row.d && d_v <= row.d_v;
 }
 
 /// Index of the row for a problem: of those that fit, the ones with the least work on padding, of these the last that
@@ -81,9 +98,10 @@ constexpr int select_forward_row(fa3_dtype dtype, std::int64_t d, std::int64_t d
 
 /// Bytes of the tiles in shared memory; barriers add less than a kilobyte (checked in simulate/row.hpp).
 constexpr int shared_tile_bytes(const ForwardConfig& c) {
-  const int d = hopper::stored_columns(c.d), d_v = hopper::stored_columns(c.d_v);
+  const int d = hopper::stored_columns(c.stored_d()), d_v = hopper::stored_columns(c.stored_d_v());
   return 2 * (c.q_buffers * c.tile_q * d + c.stages * c.tile_kv * (d + d_v) +
-              (c.output == Output::own_buffer ? c.tile_q * d_v : 0));
+              (c.output == Output::own_buffer ? c.tile_q * d_v : 0) +
+              (c.fp8() ? c.stages * c.d_v * hopper::stored_columns(c.tile_kv / 2) : 0));
 }
 
 }  // namespace fa3::kernels

@@ -65,6 +65,9 @@ void launch(const Kernel& kernel, ForwardPlan plan, const ForwardProblem& proble
                                                           {"v.data", problem.v.empty() ? nullptr : problem.v.data},
                                                           {"o.data", problem.o.data},
                                                           {"lse", problem.lse},
+                                                          {"q_scale", problem.q_scale.data},
+                                                          {"k_scale", problem.k_scale.data},
+                                                          {"v_scale", problem.v_scale.data},
                                                           {"workspace", workspace}};
   for (const auto& [name, pointer] : pointers) check_device_pointer(name, pointer, device);
 

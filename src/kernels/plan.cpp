@@ -29,6 +29,13 @@ TensorRef packed_like(const char* name, const TensorRef& tensor, std::size_t& by
   return packed;
 }
 
+/// A tensor of e4m3 as one of 16 bits.
+TensorRef pairs_of(TensorRef tensor) {
+  tensor.shape[3] /= 2;
+  for (const int i : {0, 1, 2}) tensor.stride[i] /= 2;
+  return tensor;
+}
+
 }  // namespace
 
 std::size_t align(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
@@ -100,9 +107,16 @@ ForwardPlan plan_forward(const ForwardProblem& problem, const ForwardRow& row) {
   check_tiles("heads * ceil(seqlen_q", problem.seqlen_q, row.config.tile_q, problem.heads * problem.batch);
 
   plan.workspace_bytes = align(sizeof(unsigned));
-  plan.q = stage("q", problem.q, plan.workspace_bytes);
-  plan.k = stage("k", problem.k, plan.workspace_bytes);
-  plan.v = stage("v", problem.v, plan.workspace_bytes);
+  const auto input = [&](const char* name, const TensorRef& tensor) {
+    if (!row.config.fp8()) return stage(name, tensor, plan.workspace_bytes);
+    const StagedTensor pairs{pairs_of(tensor), false, 0};
+    if (!tensor.empty() && !tma_can_address(pairs.tensor))
+      throw Error(FA3_NOT_SUPPORTED, std::string(name) + ": TMA cannot address this layout; make it dense");
+    return pairs;
+  };
+  plan.q = input("q", problem.q);
+  plan.k = input("k", problem.k);
+  plan.v = input("v", problem.v);
   plan.o = stage("o", problem.o, plan.workspace_bytes);
   return plan;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -46,16 +47,24 @@ struct BarrierState {
   }
 };
 
-/// f32 values of all 65536 numbers of a 16-bit type.
+/// f32 values of all numbers of a type.
 const std::vector<float>& values_of(hopper::Element element) {
-  const auto table = [](auto convert) {
-    std::vector<float> values(65536);
-    for (unsigned i = 0; i < 65536; ++i) values[i] = convert(std::uint16_t(i));
+  const auto table = [](unsigned count, auto convert) {
+    std::vector<float> values(count);
+    for (unsigned i = 0; i < count; ++i) values[i] = convert(i);
     return values;
   };
-  static const std::vector<float> f16 = table([](std::uint16_t bits) { return to_float(Half{bits}); });
-  static const std::vector<float> bf16 = table([](std::uint16_t bits) { return to_float(Bfloat16{bits}); });
-  return element == hopper::Element::f16 ? f16 : bf16;
+  static const std::vector<float> f16 =
+      table(65536, [](unsigned bits) { return to_float(Half{std::uint16_t(bits)}); });
+  static const std::vector<float> bf16 =
+      table(65536, [](unsigned bits) { return to_float(Bfloat16{std::uint16_t(bits)}); });
+  static const std::vector<float> e4m3 = table(256, [](unsigned bits) { return to_float(E4m3{std::uint8_t(bits)}); });
+  switch (element) {
+    case hopper::Element::f16: return f16;
+    case hopper::Element::bf16: return bf16;
+    case hopper::Element::e4m3: return e4m3;
+  }
+  std::abort();
 }
 
 /// A wgmma shared-memory descriptor, decoded. PTX ISA, "Matrix Descriptor Format".
@@ -1141,7 +1150,7 @@ void Cluster::stmatrix(std::uint32_t address, const std::uint32_t* fragment, boo
   });
 }
 
-void Cluster::ldmatrix(std::uint32_t address, std::uint32_t* fragment) {
+void Cluster::ldmatrix(std::uint32_t address, std::uint32_t* fragment, bool transposed) {
   yield();
   Rendezvous& warp = *warps_[std::size_t(self().warp())];
   const auto lane = std::size_t(self().lane());
@@ -1153,8 +1162,11 @@ void Cluster::ldmatrix(std::uint32_t address, std::uint32_t* fragment) {
       std::array<int, 32> bank{};
       for (std::size_t row = 0; row < 8; ++row) {
         const std::uint32_t offset = offset_of(rank(), warp.address[8 * matrix + row]);
-        for (std::size_t pair = 0; pair < 4; ++pair)
-          std::memcpy(&warp.fragment[4 * row + pair][matrix], shared_ + offset + 4 * pair, 4);
+        for (std::size_t column = 0; column < 8; ++column) {
+          const std::size_t i = transposed ? column : row, j = transposed ? row : column;
+          auto* const lane_bytes = reinterpret_cast<std::byte*>(&warp.fragment[4 * i + j / 2][matrix]);
+          std::memcpy(lane_bytes + 2 * (j % 2), shared_ + offset + 2 * column, 2);
+        }
         ++bank[offset / 4 % 32];
       }
       ++counters_.matrix_phases;
@@ -1508,6 +1520,8 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float
   };
   check_descriptor(b);
   if (a_registers == nullptr) check_descriptor(a);
+  if (element == hopper::Element::e4m3 && (a_across || b_across))
+    fail("wgmma: operands of e4m3 must be contiguous along the depth");
 
   const std::size_t index = thread.products++;
   if (index == warpgroup.first + warpgroup.products.size()) {
@@ -1575,7 +1589,7 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float
   free = std::max(free, product.ready) + duration;
   product.finish = free;
   counters_.wgmma_instructions += 1;
-  counters_.wgmma_flops += std::uint64_t(2 * 64 * columns * 16);
+  counters_.wgmma_flops += std::uint64_t(2 * 64 * columns * 16 * hopper::per_16_bits(element));
   counters_.wgmma_b_bytes += std::uint64_t(columns * 32);
   if (!product.a_in_registers) counters_.wgmma_a_bytes += 64 * 32;
   record(warpgroup.rank, "tensor core",
@@ -1601,40 +1615,47 @@ void Cluster::compute(Warpgroup& warpgroup, Product& product) {
   Shadow& shadow = warpgroup.shadows.at(product.d[0]);
   const int n = product.columns;
   const std::vector<float>& value = values_of(product.element);
-  const auto element = [&](std::uint32_t address, int swizzle_bytes) {
+  // What is 16 bits in shared memory or in half a register is `packed` elements, neighbours along the depth.
+  const int packed = hopper::per_16_bits(product.element), depth = 16 * packed;
+  const auto unpack = [&](std::uint32_t bits, int i) { return value[packed == 1 ? bits : bits >> 8 * i & 0xff]; };
+  const auto load = [&](std::uint32_t address, int swizzle_bytes) {
     std::uint16_t bits;
     std::memcpy(&bits, shared_ + offset_of(warpgroup.rank, swizzled(address, swizzle_bytes)), 2);
-    return value[bits];
+    return bits;
   };
-  float a[64][16];
-  std::vector<float> b(std::size_t(16 * n));
+  float a[64][32];
+  std::vector<float> b(std::size_t(depth * n));
   const Descriptor b_matrix(product.b);
   if (product.a_in_registers) {
     for (int t = 0; t < warpgroup_threads; ++t) {
       for (int i = 0; i < 4; ++i) {
-        const std::uint32_t packed = product.a_registers[std::size_t(t)][i];
-        if (packed != product.a_at_issue[std::size_t(t)][std::size_t(i)])
+        const std::uint32_t bits = product.a_registers[std::size_t(t)][i];
+        if (bits != product.a_at_issue[std::size_t(t)][std::size_t(i)])
           fail("race: " + component_name(std::size_t(warpgroup.index * warpgroup_threads + t)) +
                " overwrote a register A operand of " + descriptions_[product.id] + " before it was retired by a wait");
-        const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i % 2), depth = 2 * (t % 4) + 8 * (i / 2);
-        a[row][depth] = value[packed & 0xffff];
-        a[row][depth + 1] = value[packed >> 16];
+        const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i % 2), first = packed * (2 * (t % 4) + 8 * (i / 2));
+        for (int half = 0; half < 2; ++half)
+          for (int k = 0; k < packed; ++k)
+            a[row][first + packed * half + k] = unpack(bits >> 16 * half & 0xffff, k);
       }
     }
   } else {
     const Descriptor a_matrix(product.a);
     for (int i = 0; i < 64; ++i)
-      for (int k = 0; k < 16; ++k)
-        a[i][k] = element(product.a_across ? a_matrix.n_major(k, i) : a_matrix.k_major(i, k), a_matrix.swizzle_bytes);
+      for (int k = 0; k < depth; ++k)
+        a[i][k] = unpack(load(product.a_across ? a_matrix.n_major(k, i) : a_matrix.k_major(i, k / packed),
+                              a_matrix.swizzle_bytes),
+                         k % packed);
   }
-  for (int k = 0; k < 16; ++k)
+  for (int k = 0; k < depth; ++k)
     for (int j = 0; j < n; ++j)
-      b[std::size_t(k * n + j)] =
-          element(product.b_across ? b_matrix.n_major(k, j) : b_matrix.k_major(j, k), b_matrix.swizzle_bytes);
+      b[std::size_t(k * n + j)] = unpack(
+          load(product.b_across ? b_matrix.n_major(k, j) : b_matrix.k_major(j, k / packed), b_matrix.swizzle_bytes),
+          k % packed);
   for (int i = 0; i < 64; ++i) {
     float* row = shadow.tile.data() + i * n;
     if (!product.accumulate) std::fill(row, row + n, 0.0f);
-    for (int k = 0; k < 16; ++k) {
+    for (int k = 0; k < depth; ++k) {
       const float factor = a[i][k];
       const float* column = b.data() + k * n;
       for (int j = 0; j < n; ++j) row[j] += factor * column[j];

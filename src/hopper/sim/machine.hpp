@@ -124,7 +124,7 @@ class Cluster {
   void account_alu(double warp_cycles, const char* label);
 
   void stmatrix(std::uint32_t address, const std::uint32_t* fragment, bool transposed);
-  void ldmatrix(std::uint32_t address, std::uint32_t* fragment);
+  void ldmatrix(std::uint32_t address, std::uint32_t* fragment, bool transposed);
 
   /// ctas: a bit for each CTA of the cluster that gets the box.
   void tma_load(std::uint32_t address, const hopper::TensorMap& map, hopper::Coordinates at, std::uint64_t& barrier,

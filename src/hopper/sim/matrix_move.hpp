@@ -13,7 +13,11 @@ inline void stmatrix_x4_transposed(std::uint32_t address, const std::uint32_t (&
 }
 
 inline void ldmatrix_x4(std::uint32_t (&fragment)[4], std::uint32_t address) {
-  simulator::Cluster::current().ldmatrix(address, fragment);
+  simulator::Cluster::current().ldmatrix(address, fragment, false);
+}
+
+inline void ldmatrix_x4_transposed(std::uint32_t (&fragment)[4], std::uint32_t address) {
+  simulator::Cluster::current().ldmatrix(address, fragment, true);
 }
 
 }  // namespace fa3::hopper::inline sim

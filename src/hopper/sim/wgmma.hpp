@@ -19,6 +19,13 @@ struct WgmmaRS {
     simulator::Cluster::current().wgmma(element, columns, true, d, 0, a, b, true, false);
   }
 };
+template <int columns>
+struct WgmmaRS<Element::e4m3, columns> {
+  template <int accumulate>
+  static void issue(float (&d)[columns / 2], const std::uint32_t* a, std::uint64_t b) {
+    simulator::Cluster::current().wgmma(Element::e4m3, columns, accumulate != 0, d, 0, a, b, false, false);
+  }
+};
 
 inline void wgmma_fence() { simulator::Cluster::current().wgmma_fence(); }
 inline void wgmma_commit() { simulator::Cluster::current().wgmma_commit(); }

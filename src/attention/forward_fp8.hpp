@@ -1,0 +1,389 @@
+// The forward pass of e4m3 (paper, section 3.3). Producer, schedule and marks in brackets are those of forward.hpp; this
+// is what differs:
+//
+// - The tensor core takes e4m3 operands only if they are contiguous along the depth, for P V along the keys. So three
+//   warps beside the producer write V^T to shared memory, 32 keys of 16 features at a time, and consumers read that.
+// - Of a block's 16 keys a thread has S of two and two neighbouring ones, where an A operand wants four neighbours. P
+//   stays where it is: V^T has its keys in the order that fits. Likewise O's columns are in the order in which V^T is
+//   written without bank conflicts, in which a thread has four neighbouring features.
+// - The tensor core adds e4m3 products with few bits. A block's P V begins at 0, and is added to O in f32 with the
+//   block's scale of V: two levels of sums, and scales of blocks at no cost. Those of Q and K are one factor of the
+//   block's exponents.
+//
+// Inside a warpgroup, Pipeline::two_stage, one step j -> j+1; with Pipeline::none, where O leaves no registers for more,
+// P V comes in parts of pv_columns before S(j+1), and a part is added under the next one.
+//
+//   GEMMs       [S(j+1) = Q K(j+1)^T][P(j) V(j)]
+//   registers                         [mask]    [O += v_scale P V][P(j+1) = exp2(scale S(j+1) - m) in e4m3, sums]
+//   releases                          K(j+1)    V^T(j)
+//   transposers [V^T(j-1) from V(j-1), one block after the other]
+#pragma once
+
+#include "attention/forward_parts.hpp"
+#include "attention/item_queue.hpp"
+#include "hopper/hopper.hpp"
+
+namespace fa3::attention {
+inline namespace HOPPER_BACKEND {
+
+// --------------------------------------------------------------------------------------------------------------------
+// Transposers.
+
+/// Where in V^T and in O a feature stands: of 16 first the even ones, then the odd ones. And a key in V^T and P: keys
+/// 2 t, 2 t + 1, 8 + 2 t, 8 + 2 t + 1 of 16 side by side, as thread t of a quad has their S.
+template <ForwardConfig config>
+HOPPER_FUNCTION void transpose_v(Shared<config>& shared, int warp) {
+  using V = typename Shared<config>::VTile;
+  using Vt = hopper::SharedTile<config.d_v, config.tile_kv / 2>;
+  constexpr int key_groups = config.tile_kv / 32, pieces = key_groups * (config.d_v / 16);
+  constexpr int at_once = 4, warps = Shared<config>::transposer_warps;
+  const int lane = hopper::lane();
+  for (Cursor<config.stages> at;; ++at) {
+    shared.v_full[at.stage].wait(at.phase);
+    if (hopper::load_shared(shared.vt_state.last[at.stage]) != 0) return;
+    shared.vt_state.empty[at.stage].wait(at.phase ^ 1);
+    const std::uint32_t v = hopper::shared_address(&shared.v[at.stage]);
+    const std::uint32_t vt = hopper::shared_address(&shared.vt.tile[at.stage]);
+    HOPPER_NO_UNROLL
+    for (int first = warp; first < pieces; first += at_once * warps) {
+      // Four pieces at a time: a load takes long while products read shared memory.
+      std::uint32_t keys[at_once][4];
+      HOPPER_UNROLL
+      for (int i = 0; i < at_once; ++i) {
+        const int piece = first + i * warps;
+        if (piece < pieces)
+          hopper::ldmatrix_x4_transposed(
+              keys[i], v + std::uint32_t(V::chunk_offset(piece % key_groups * 32 + lane, piece / key_groups)));
+      }
+      HOPPER_UNROLL
+      for (int i = 0; i < at_once; ++i) {
+        const int piece = first + i * warps;
+        if (piece < pieces) {
+          // A register has two features of two keys.
+          const std::uint32_t features[4] = {hopper::permute_bytes(keys[i][0], keys[i][1], 0x6420),
+                                             hopper::permute_bytes(keys[i][0], keys[i][1], 0x7531),
+                                             hopper::permute_bytes(keys[i][2], keys[i][3], 0x6420),
+                                             hopper::permute_bytes(keys[i][2], keys[i][3], 0x7531)};
+          hopper::stmatrix_x4(vt + std::uint32_t(Vt::chunk_offset(piece / key_groups * 16 + lane % 16,
+                                                                   piece % key_groups * 2 + lane / 16)),
+                              features);
+        }
+      }
+    }
+    hopper::fence_async_shared();
+    hopper::warp_sync();
+    if (lane == 0) shared.vt_state.full[at.stage].arrive();
+    release_to_cluster<config.cluster>(shared.v_empty[at.stage]);
+  }
+}
+
+/// After the producer's last block.
+template <ForwardConfig config>
+HOPPER_FUNCTION void end_transposers(Shared<config>& shared, Cursor<config.stages> at) {
+  shared.v_empty[at.stage].wait(at.phase ^ 1);
+  hopper::store_shared(shared.vt_state.last[at.stage], 1);
+  shared.v_full[at.stage].arrive();
+}
+
+// --------------------------------------------------------------------------------------------------------------------
+// Softmax.
+
+/// As OnlineSoftmax, m lagging behind. P may be no more than 448, to which the conversion saturates, and a block has a
+/// scale of its own.
+class Fp8Softmax {
+ public:
+  /// P = 2^(S * scale - m) in e4m3, as the A operand of P V, and its sums before rounding. True if a row outgrew its m:
+  /// then P is void, and the warp has to raise() and call again.
+  template <int columns>
+  HOPPER_FUNCTION bool exponentiate(hopper::OperandA<columns / 2>& p, const hopper::Accumulator<columns>& s,
+                                    float scale) {
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) sum_[r] = 0, top_[r] = 0;
+    HOPPER_UNROLL
+    for (int i = 0; i < columns / 8; ++i) {
+      const int r = i % 2, j = i / 2 * 2;
+      float x[4];
+      HOPPER_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        x[e] = hopper::exp2(hopper::fma(s.value[4 * (j + e / 2) + 2 * r + e % 2], scale, -m_[r]));
+        sum_[r] += x[e];
+      }
+      p.value[i] = hopper::pack4_e4m3(x[0], x[1], x[2], x[3]);
+      top_[r] |= p.value[i] + 0x02020202u;  // sets bit 7 of a byte that is 448 (0x7e) or NaN
+    }
+    return ((top_[0] | top_[1]) & 0x80808080u) != 0;
+  }
+
+  /// Takes the block of the last exponentiate() into l.
+  HOPPER_FUNCTION void accept() {
+    l_[0] += sum_[0];
+    l_[1] += sum_[1];
+  }
+
+  /// A first m, from a quarter of the block's scores.
+  template <int columns>
+  HOPPER_FUNCTION void begin(const hopper::Accumulator<columns>& s, float scale) {
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      float largest = s.value[2 * r];
+      HOPPER_UNROLL
+      for (int j = 2; j < columns / 8; j += 2) largest = hopper::maximum(largest, s.value[4 * j + 2 * r]);
+      m_[r] = hopper::maximum(below(hopper::quad_max(largest) * scale), unseen);
+    }
+  }
+
+  /// As OnlineSoftmax::raise().
+  template <int columns>
+  HOPPER_FUNCTION Rescale raise(const hopper::Accumulator<columns>& s, float scale) {
+    Rescale rescale;
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      float largest = s.value[2 * r];
+      HOPPER_UNROLL
+      for (int i = 0; i < columns / 4; ++i) largest = hopper::maximum(largest, s.value[i / 2 * 4 + 2 * r + i % 2]);
+      const bool outgrown = hopper::quad_max((top_[r] & 0x80808080u) != 0 ? 1.0f : 0.0f) > 0;
+      const float candidate = below(hopper::quad_max(largest) * scale);
+      const float m = outgrown && candidate > m_[r] ? candidate : m_[r];
+      rescale.factor[r] = m == m_[r] ? 1.0f : hopper::exp2(m_[r] - m);
+      m_[r] = m;
+      l_[r] *= rescale.factor[r];
+    }
+    return rescale;
+  }
+
+  struct Row {
+    float normalise, lse;
+  };
+  HOPPER_FUNCTION Row finish(int r) const {
+    constexpr float ln_2 = 0.693147180559945f;
+    const float l = hopper::quad_sum(l_[r]);
+    return {hopper::reciprocal(l), (m_[r] + hopper::log2(l)) * ln_2};
+  }
+  HOPPER_FUNCTION bool nothing_seen(int r) const { return m_[r] == unseen; }
+
+ private:
+  static constexpr float unseen = -0x1.fffffep127f;  // as in OnlineSoftmax
+  // When m is set the largest P is 2^this: far enough below 448 that m is rarely raised, and far above 2^-6, where e4m3
+  // begins to lose bits (docs/numerics.md).
+  static constexpr float log2_largest = 6.0f;
+  HOPPER_FUNCTION static float below(float largest) { return largest - log2_largest; }
+
+  float m_[2] = {unseen, unseen};
+  float l_[2] = {0.0f, 0.0f};
+  float sum_[2];          // of P, this thread's share of the block
+  std::uint32_t top_[2];  // bit 7 of a byte: a P of the block is too large
+};
+
+// --------------------------------------------------------------------------------------------------------------------
+// Consumers: each warpgroup owns 64 rows of the tile.
+
+template <ForwardConfig config>
+class Fp8Consumer {
+ public:
+  HOPPER_FUNCTION Fp8Consumer(Shared<config>& shared, const ForwardArguments& args, int warpgroup)
+      : shared_(shared),
+        args_(args),
+        turn_(warpgroup),
+        warpgroup_(warpgroup),
+        warp_row_(64 * warpgroup + 16 * hopper::warp_of_warpgroup()) {}
+
+  HOPPER_FUNCTION void run() {
+    for (;; ++q_) {
+      shared_.q_full[q_.stage].wait(q_.phase);
+      const Tile tile = hopper::load_shared(shared_.tile[q_.stage]);
+      if (tile.first_row < 0) break;
+      attend(tile);
+    }
+    turn_.finish();
+  }
+
+ private:
+  static constexpr hopper::Element element = config.element;
+  static constexpr int parts = config.d_v / config.pv_columns, parts_at_once = parts == 1 ? 1 : 2;
+  using S = hopper::Accumulator<config.tile_kv>;       // 64 x B_c, f32
+  using P = hopper::OperandA<config.tile_kv / 2>;      // 64 x B_c, e4m3
+  using O = hopper::Accumulator<config.d_v>;           // 64 x d_v, f32
+  using Part = hopper::Accumulator<config.pv_columns>;  // of P V of a block
+
+  HOPPER_FUNCTION int my_row() const { return warp_row_ + hopper::lane() / 4; }
+
+  HOPPER_FUNCTION void issue_s(S& s) {
+    shared_.k_full[k_.stage].wait(k_.phase);
+    hopper::issue_abt<element>(s, shared_.q[q_.stage], 64 * warpgroup_, shared_.k[k_.stage]);
+    hopper::wgmma_commit();
+  }
+  HOPPER_FUNCTION void issue_pv(Part& pv, const P& p, int part) {
+    hopper::issue_abt<element>(pv, p, shared_.vt.tile[vt_.stage], config.pv_columns * part);
+    hopper::wgmma_commit();
+  }
+  HOPPER_FUNCTION void release_k() {
+    release_to_cluster<config.cluster>(shared_.k_empty[k_.stage]);
+    ++k_;
+  }
+  HOPPER_FUNCTION void release_v() {
+    release(shared_.vt_state.empty[vt_.stage]);
+    ++vt_;
+  }
+  /// O += v_scale * P V, of one part.
+  HOPPER_FUNCTION static void add(O& o, const Part& pv, int part, float v_scale) {
+    HOPPER_UNROLL
+    for (int i = 0; i < config.pv_columns / 2; ++i) {
+      float& sum = o.value[config.pv_columns / 2 * part + i];
+      sum = hopper::fma(v_scale, pv.value[i], sum);
+    }
+  }
+
+  /// A block that other rows of the item need and this warpgroup's do not.
+  HOPPER_FUNCTION void skip() {
+    turn_.take();
+    turn_.pass();
+    shared_.k_full[k_.stage].wait(k_.phase);
+    release_k();
+    shared_.vt_state.full[vt_.stage].wait(vt_.phase);
+    release_v();
+  }
+
+  HOPPER_FUNCTION static float scale_of(const float* scales, std::int64_t stride, int block) {
+    return scales == nullptr ? 1.0f : scales[block * stride];
+  }
+
+  /// [9] [10] P of the block. The second time it fits.
+  HOPPER_FUNCTION static void exponentiate(const S& s, float scale, P& p, O& o, Fp8Softmax& softmax) {
+    HOPPER_NO_UNROLL
+    for (int i = 0; hopper::warp_any(softmax.exponentiate(p, s, scale)) && i == 0; ++i)
+      rescale_rows(o, softmax.raise(s, scale));
+    softmax.accept();
+  }
+
+  /// [7] [11] O += P V of the block, part by part, the next one in flight while one is added.
+  HOPPER_FUNCTION void accumulate(O& o, const P& p, float v_scale) {
+    Part pv[parts_at_once];
+    shared_.vt_state.full[vt_.stage].wait(vt_.phase);
+    issue_pv(pv[0], p, 0);
+    HOPPER_UNROLL
+    for (int i = 0; i < parts; ++i) {
+      if (i + 1 < parts) {
+        issue_pv(pv[(i + 1) % parts_at_once], p, i + 1);
+        hopper::wgmma_wait<1>(pv[i % parts_at_once]);
+      } else {
+        hopper::wgmma_wait<0>(pv[i % parts_at_once]);
+        release_v();
+      }
+      add(o, pv[i % parts_at_once], i, v_scale);
+    }
+  }
+
+  template <class MaskBlock>
+  HOPPER_FUNCTION void step(S& s, P& p, O& o, Fp8Softmax& softmax, float qk_scale, float v_scale,
+                            const MaskBlock& mask_block) {
+    turn_.take();
+    if constexpr (config.pipeline == Pipeline::two_stage) {
+      issue_s(s);  // [6] S(j+1) = Q K(j+1)^T
+      Part pv;
+      shared_.vt_state.full[vt_.stage].wait(vt_.phase);
+      issue_pv(pv, p, 0);  // [7] P(j) V(j)
+      turn_.pass();
+      hopper::wgmma_wait<1>(s);
+      release_k();
+      mask_block();  // [8]
+      hopper::wgmma_wait<0>(pv);
+      release_v();
+      add(o, pv, 0, v_scale);
+    } else {
+      accumulate(o, p, v_scale);
+      issue_s(s);
+      turn_.pass();
+      hopper::wgmma_wait<0>(s);
+      release_k();
+      mask_block();
+    }
+    exponentiate(s, qk_scale, p, o, softmax);
+  }
+
+  HOPPER_FUNCTION void attend(const Tile& tile) {
+    const BlockWalk item = walk_item<config>(args_, tile);
+    const BlockWalk mine =
+        BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv, args_.scale.sign != 1.0f);
+    const int kv_head = tile.head / args_.group;
+    const float* const k_scales = args_.k_scale.of(tile.batch, kv_head);
+    const float* const v_scales = args_.v_scale.of(tile.batch, kv_head);
+    const float q_scale = args_.scale.scale_log2 * scale_of(args_.q_scale.of(tile.batch, tile.head),
+                                                            args_.q_scale.stride[2], tile.first_row / config.tile_kv);
+    Fp8Softmax softmax;
+    O o{};
+    int block = item.end - 1;
+    HOPPER_NO_UNROLL
+    for (; block >= maximum(mine.end, item.begin); --block) skip();
+    if (!mine.empty()) {
+      S s;
+      P p;
+      const auto mask = [&] {
+        if (mine.is_edge(block)) apply_mask(s, args_, tile.first_row + my_row(), block * config.tile_kv);
+      };
+      // [4] [5] First block.
+      float v_scale = scale_of(v_scales, args_.v_scale.stride[2], block);
+      float qk_scale = q_scale * scale_of(k_scales, args_.k_scale.stride[2], block);
+      turn_.take();
+      issue_s(s);
+      turn_.pass();
+      hopper::wgmma_wait<0>(s);
+      release_k();
+      mask();
+      softmax.begin(s, qk_scale);
+      exponentiate(s, qk_scale, p, o, softmax);
+      --block;
+      HOPPER_NO_UNROLL
+      for (; block >= mine.begin; --block) {
+        qk_scale = q_scale * scale_of(k_scales, args_.k_scale.stride[2], block);
+        const float next_v_scale = scale_of(v_scales, args_.v_scale.stride[2], block);
+        step(s, p, o, softmax, qk_scale, v_scale, mask);
+        v_scale = next_v_scale;
+      }
+      release(shared_.q_empty[q_.stage]);
+      accumulate(o, p, v_scale);
+    } else {
+      release(shared_.q_empty[q_.stage]);
+    }
+    HOPPER_NO_UNROLL
+    for (; block >= item.begin; --block) skip();
+    const auto row_of = [&](int r) { return tile.first_row + my_row() + 8 * r; };
+    float lse[2];
+    normalise(o, lse, softmax, args_, row_of);
+    store(o, tile);
+    store_lse(lse, args_, tile, row_of);
+  }
+
+  /// A thread has four neighbouring features of every 16 (transpose_v); a quad stores 32 bytes.
+  HOPPER_FUNCTION void store(const O& o, const Tile& tile) const {
+    const int first_column = 4 * (hopper::lane() % 4);
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = tile.first_row + my_row() + 8 * r;
+      std::uint16_t* const to = args_.o_data + tile.batch * args_.o_stride[0] + tile.head * args_.o_stride[1] +
+                                row * args_.o_stride[2] + first_column;
+      HOPPER_UNROLL
+      for (int column = 0; column < config.d_v; column += 16) {
+        const float* const even = o.value + column / 2 + 2 * r;
+        const float* const odd = even + 4;
+        if (row < args_.mask.seqlen_q && column + first_column < args_.o_columns)
+          *reinterpret_cast<std::uint64_t*>(to + column) =
+              pair(even[0], odd[0]) | std::uint64_t(pair(even[1], odd[1])) << 32;
+      }
+    }
+  }
+  HOPPER_FUNCTION std::uint32_t pair(float low, float high) const {
+    return args_.bf16_output ? hopper::pack2<hopper::Element::bf16>(low, high)
+                             : hopper::pack2<hopper::Element::f16>(low, high);
+  }
+
+  Shared<config>& shared_;
+  const ForwardArguments& args_;
+  const Turn<config, Turns::gemm> turn_;
+  const int warpgroup_;
+  const int warp_row_;  // the warp's first row in the tile
+  Cursor<config.q_buffers> q_;
+  Cursor<config.stages> k_, vt_;
+};
+
+}  // namespace HOPPER_BACKEND
+}  // namespace fa3::attention

@@ -1,0 +1,99 @@
+// What the consumers of the 16-bit and of the e4m3 rows of the forward pass have in common.
+#pragma once
+
+#include "attention/arguments.hpp"
+#include "attention/config.hpp"
+#include "attention/online_softmax.hpp"
+#include "attention/shared.hpp"
+#include "hopper/hopper.hpp"
+
+namespace fa3::attention {
+inline namespace HOPPER_BACKEND {
+
+/// Ping-pong (paper, section 3.1): a warpgroup issues its GEMMs in its turn and hands the turn to the next one, whose
+/// GEMMs then run under this one's softmax. The first turn is granted at construction.
+
+template <ForwardConfig config, Turns section>
+struct Turn {
+  static constexpr bool used = config.turns == section;
+  static constexpr int last = config.consumer_warpgroups() - 1;
+  const int warpgroup;
+
+  HOPPER_FUNCTION explicit Turn(int warpgroup_) : warpgroup(warpgroup_) {
+    if (warpgroup == last) pass();
+  }
+  HOPPER_FUNCTION void take() const {
+    if constexpr (used) {
+      Shared<config>::turn(warpgroup).sync();
+    }
+  }
+  HOPPER_FUNCTION void pass() const {
+    if constexpr (used) {
+      Shared<config>::turn(warpgroup == last ? 0 : warpgroup + 1).arrive();
+    }
+  }
+  /// The last grant finds no taker; collect it, so that no barrier is left half full.
+  HOPPER_FUNCTION void finish() const {
+    if (warpgroup == 0) take();
+  }
+};
+
+/// sign * S, and -inf where the row does not see the key. Row r of the thread is first_row + 8 r; the block begins at
+/// first_key.
+template <int columns>
+HOPPER_FUNCTION void apply_mask(hopper::Accumulator<columns>& s, const ForwardArguments& args, int first_row,
+                                int first_key) {
+  if (args.scale.sign != 1.0f) {
+    HOPPER_UNROLL
+    for (int i = 0; i < columns / 2; ++i) s.value[i] *= args.scale.sign;
+  }
+  HOPPER_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const Interval keys = args.mask.visible(first_row + 8 * r);
+    const std::uint32_t word = visible_word({keys.first - first_key, keys.end - first_key}, 2 * (hopper::lane() % 4));
+    HOPPER_UNROLL
+    for (int j = 0; j < columns / 8; ++j) {
+      HOPPER_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        float& x = s.value[4 * j + 2 * r + e];
+        x = (word >> (2 * j + e)) & 1 ? x : -__builtin_inff();
+      }
+    }
+  }
+}
+
+/// [12] O / l, and the LSE of this thread's rows; row_of(r) is row r of the sequence.
+template <int columns, class Softmax>
+HOPPER_FUNCTION void normalise(hopper::Accumulator<columns>& o, float (&lse)[2], const Softmax& softmax,
+                               const ForwardArguments& args, const auto& row_of) {
+  Rescale normalise;
+  HOPPER_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    typename Softmax::Row row = softmax.finish(r);
+    if (softmax.nothing_seen(r)) {
+      const Interval keys = args.mask.visible(row_of(r));
+      if (keys.first >= keys.end) {  // no key: O = 0 even if a NaN stood in a block the tile visited
+        row = {0.0f, -__builtin_inff()};
+        HOPPER_UNROLL
+        for (int j = 0; j < columns / 8; ++j) o.value[4 * j + 2 * r] = o.value[4 * j + 2 * r + 1] = 0.0f;
+      }
+    }
+    normalise.factor[r] = row.normalise;
+    lse[r] = row.lse;
+  }
+  rescale_rows(o, normalise);
+}
+
+HOPPER_FUNCTION void store_lse(const float (&lse)[2], const ForwardArguments& args, const Tile& tile,
+                               const auto& row_of) {
+  if (args.lse == nullptr || hopper::lane() % 4 != 0) return;
+  HOPPER_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    const int row = row_of(r);
+    if (row < args.mask.seqlen_q)
+      args.lse[tile.batch * args.lse_stride[0] + tile.head * args.lse_stride[1] + row * args.lse_stride[2]] = lse[r];
+  }
+}
+
+}  // namespace HOPPER_BACKEND
+}  // namespace fa3::attention
