@@ -24,9 +24,8 @@ struct Scales {
   std::int64_t stride[3];  // batch, head, block
   int heads_each;          // neighbouring heads that share one
 
-  /// That of block i is at this + i * stride[2].
-  constexpr const float* of(int batch, int head) const {
-    return data == nullptr ? nullptr : data + batch * stride[0] + head / heads_each * stride[1];
+  constexpr float of(int batch, int head, int block) const {
+    return data == nullptr ? 1.0f : data[batch * stride[0] + head / heads_each * stride[1] + block * stride[2]];
   }
 };
 

@@ -51,18 +51,25 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     }
   };
   const auto load_block = [&](auto& ring, const hopper::TensorMap& map, auto& empty, auto& full, auto& at,
-                              const Tile& tile, int block) {
+                              const Tile& tile, int block, const auto& before_full) {
     empty[at.stage].wait(at.phase ^ 1);
+    before_full();
     full[at.stage].arrive_expect_bytes(sizeof(ring[0]));
     load(ring[at.stage], map, {0, block * config.tile_kv, tile.head / args.group, tile.batch}, full[at.stage]);
     ++at;
   };
   const auto load_k = [&](const Tile& tile, int block) {
-    load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block);
+    if constexpr (config.fp8()) {
+      const auto scales = scales_of_block<config>(args, tile, block);
+      load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block,
+                 [&] { hopper::store_shared(shared.scales.of[k.stage], scales); });
+    } else {
+      load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block, [] {});
+    }
     stamp(Mark::load_k, block);
   };
   const auto load_v = [&](const Tile& tile, int block) {
-    load_block(shared.v, args.v, shared.v_empty, shared.v_full, v, tile, block);
+    load_block(shared.v, args.v, shared.v_empty, shared.v_full, v, tile, block, [] {});
     stamp(Mark::load_v, block);
   };
 
@@ -473,7 +480,7 @@ HOPPER_FUNCTION void forward(Shared<config>& shared, const ForwardArguments& arg
     if constexpr (config.fp8()) {
       const int transposer = hopper::warp_of_warpgroup() - 1;
       static_assert(Shared<config>::transposer_warps == 3);
-      if (transposer >= 0) transpose_v(shared, transposer);
+      if (transposer >= 0) Transposer<config>(shared, transposer).run();
     }
   } else {
     hopper::claim_registers<config.consumer_registers()>();

@@ -26,56 +26,91 @@
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
+/// What the producer stores with a block of K.
+template <ForwardConfig config>
+HOPPER_FUNCTION auto scales_of_block(const ForwardArguments& args, const Tile& tile, int block) {
+  const int kv_head = tile.head / args.group;
+  return typename Shared<config>::BlockScales{args.k_scale.of(tile.batch, kv_head, block),
+                                              args.v_scale.of(tile.batch, kv_head, block)};
+}
+
 // --------------------------------------------------------------------------------------------------------------------
 // Transposers.
 
 /// Where in V^T and in O a feature stands: of 16 first the even ones, then the odd ones. And a key in V^T and P: keys
 /// 2 t, 2 t + 1, 8 + 2 t, 8 + 2 t + 1 of 16 side by side, as thread t of a quad has their S.
 template <ForwardConfig config>
-HOPPER_FUNCTION void transpose_v(Shared<config>& shared, int warp) {
+class Transposer {
+ public:
+  HOPPER_FUNCTION Transposer(Shared<config>& shared, int warp)
+      : shared_(shared),
+        warp_(warp),
+        from_(std::uint32_t(V::chunk_offset(hopper::lane(), 0))),
+        to_(std::uint32_t(Vt::chunk_offset(hopper::lane() % 16, hopper::lane() / 16))) {}
+
+  HOPPER_FUNCTION void run() {
+    for (Cursor<config.stages> at;; ++at) {
+      shared_.v_full[at.stage].wait(at.phase);
+      if (hopper::load_shared(shared_.vt_state.last[at.stage]) != 0) return;
+      shared_.vt_state.empty[at.stage].wait(at.phase ^ 1);
+      transpose(hopper::shared_address(&shared_.v[at.stage]), hopper::shared_address(&shared_.vt.tile[at.stage]));
+      hopper::fence_async_shared();
+      release(shared_.vt_state.full[at.stage]);
+      release_to_cluster<config.cluster>(shared_.v_empty[at.stage]);
+    }
+  }
+
+ private:
   using V = typename Shared<config>::VTile;
   using Vt = hopper::SharedTile<config.d_v, config.tile_kv / 2>;
-  constexpr int key_groups = config.tile_kv / 32, pieces = key_groups * (config.d_v / 16);
-  constexpr int at_once = 4, warps = Shared<config>::transposer_warps;
-  const int lane = hopper::lane();
-  for (Cursor<config.stages> at;; ++at) {
-    shared.v_full[at.stage].wait(at.phase);
-    if (hopper::load_shared(shared.vt_state.last[at.stage]) != 0) return;
-    shared.vt_state.empty[at.stage].wait(at.phase ^ 1);
-    const std::uint32_t v = hopper::shared_address(&shared.v[at.stage]);
-    const std::uint32_t vt = hopper::shared_address(&shared.vt.tile[at.stage]);
+  static constexpr unsigned warps = Shared<config>::transposer_warps;
+  // A piece: 64 keys of 16 features.
+  static constexpr unsigned pieces = config.tile_kv / 64 * (config.d_v / 16), at_once = 2;
+
+  HOPPER_FUNCTION void transpose(std::uint32_t v, std::uint32_t vt) const {
+    // Not unrolled: nvcc 13.0 would keep all addresses, for which there are no registers.
     HOPPER_NO_UNROLL
-    for (int first = warp; first < pieces; first += at_once * warps) {
-      // Four pieces at a time: a load takes long while products read shared memory.
-      std::uint32_t keys[at_once][4];
+    for (unsigned first = unsigned(warp_); first < pieces; first += at_once * warps) {
+      // Several at a time: a load takes long while products read shared memory. What is beyond the end is the last
+      // piece again, so that no branch stands between the loads.
+      std::uint32_t keys[at_once][2][4];
       HOPPER_UNROLL
-      for (int i = 0; i < at_once; ++i) {
-        const int piece = first + i * warps;
-        if (piece < pieces)
-          hopper::ldmatrix_x4_transposed(
-              keys[i], v + std::uint32_t(V::chunk_offset(piece % key_groups * 32 + lane, piece / key_groups)));
+      for (unsigned i = 0; i < at_once; ++i) {
+        const unsigned piece = first + i * warps < pieces ? first + i * warps : pieces - 1;
+        load(keys[i], v, piece / 2, piece % 2);
       }
       HOPPER_UNROLL
-      for (int i = 0; i < at_once; ++i) {
-        const int piece = first + i * warps;
-        if (piece < pieces) {
-          // A register has two features of two keys.
-          const std::uint32_t features[4] = {hopper::permute_bytes(keys[i][0], keys[i][1], 0x6420),
-                                             hopper::permute_bytes(keys[i][0], keys[i][1], 0x7531),
-                                             hopper::permute_bytes(keys[i][2], keys[i][3], 0x6420),
-                                             hopper::permute_bytes(keys[i][2], keys[i][3], 0x7531)};
-          hopper::stmatrix_x4(vt + std::uint32_t(Vt::chunk_offset(piece / key_groups * 16 + lane % 16,
-                                                                   piece % key_groups * 2 + lane / 16)),
-                              features);
-        }
+      for (unsigned i = 0; i < at_once; ++i) {
+        const unsigned piece = first + i * warps;
+        if (piece < pieces) store(keys[i], vt, piece / 2, piece % 2);
       }
     }
-    hopper::fence_async_shared();
-    hopper::warp_sync();
-    if (lane == 0) shared.vt_state.full[at.stage].arrive();
-    release_to_cluster<config.cluster>(shared.v_empty[at.stage]);
   }
-}
+  /// Chunk c of a row is at chunk position c ^ (row % 8), so further chunks are an exclusive or away from from_ and to_.
+  HOPPER_FUNCTION void load(std::uint32_t (&keys)[2][4], std::uint32_t v, unsigned group, unsigned half) const {
+    const std::uint32_t begin =
+        v + group / 8 * V::panel_bytes + half * (64 * V::row_bytes) + (from_ ^ group % 8 * 16);
+    hopper::ldmatrix_x4_transposed(keys[0], begin);
+    hopper::ldmatrix_x4_transposed(keys[1], begin + 32 * V::row_bytes);
+  }
+  HOPPER_FUNCTION void store(const std::uint32_t (&keys)[2][4], std::uint32_t vt, unsigned group,
+                             unsigned half) const {
+    const std::uint32_t begin = vt + group * (16 * Vt::row_bytes);
+    HOPPER_UNROLL
+    for (unsigned i = 0; i < 2; ++i) {
+      // A register has two features of two keys.
+      const std::uint32_t features[4] = {hopper::permute_bytes(keys[i][0], keys[i][1], 0x6420),
+                                         hopper::permute_bytes(keys[i][0], keys[i][1], 0x7531),
+                                         hopper::permute_bytes(keys[i][2], keys[i][3], 0x6420),
+                                         hopper::permute_bytes(keys[i][2], keys[i][3], 0x7531)};
+      hopper::stmatrix_x4(begin + (to_ ^ (64 * half + 32 * i)), features);
+    }
+  }
+
+  Shared<config>& shared_;
+  const int warp_;
+  const std::uint32_t from_, to_;  // this lane's row of the first piece, bytes from the tile's begin
+};
 
 /// After the producer's last block.
 template <ForwardConfig config>
@@ -97,8 +132,8 @@ class Fp8Softmax {
   template <int columns>
   HOPPER_FUNCTION bool exponentiate(hopper::OperandA<columns / 2>& p, const hopper::Accumulator<columns>& s,
                                     float scale) {
-    HOPPER_UNROLL
-    for (int r = 0; r < 2; ++r) sum_[r] = 0, top_[r] = 0;
+    std::uint32_t top = 0;
+    sum_[0] = sum_[1] = 0;
     HOPPER_UNROLL
     for (int i = 0; i < columns / 8; ++i) {
       const int r = i % 2, j = i / 2 * 2;
@@ -109,9 +144,9 @@ class Fp8Softmax {
         sum_[r] += x[e];
       }
       p.value[i] = hopper::pack4_e4m3(x[0], x[1], x[2], x[3]);
-      top_[r] |= p.value[i] + 0x02020202u;  // sets bit 7 of a byte that is 448 (0x7e) or NaN
+      top |= p.value[i] + 0x02020202u;  // sets bit 7 of a byte that is 448 (0x7e) or NaN
     }
-    return ((top_[0] | top_[1]) & 0x80808080u) != 0;
+    return (top & 0x80808080u) != 0;
   }
 
   /// Takes the block of the last exponentiate() into l.
@@ -132,18 +167,27 @@ class Fp8Softmax {
     }
   }
 
-  /// As OnlineSoftmax::raise().
+  /// Whether a row's P would be more than 448; what raise() then needs.
   template <int columns>
-  HOPPER_FUNCTION Rescale raise(const hopper::Accumulator<columns>& s, float scale) {
-    Rescale rescale;
+  HOPPER_FUNCTION bool will_outgrow(const hopper::Accumulator<columns>& s, float scale) {
+    bool any = false;
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
       float largest = s.value[2 * r];
       HOPPER_UNROLL
       for (int i = 0; i < columns / 4; ++i) largest = hopper::maximum(largest, s.value[i / 2 * 4 + 2 * r + i % 2]);
-      const bool outgrown = hopper::quad_max((top_[r] & 0x80808080u) != 0 ? 1.0f : 0.0f) > 0;
-      const float candidate = below(hopper::quad_max(largest) * scale);
-      const float m = outgrown && candidate > m_[r] ? candidate : m_[r];
+      largest_[r] = largest * scale;
+      any = any || largest_[r] - m_[r] > log2_most;
+    }
+    return any;
+  }
+  /// As OnlineSoftmax::raise(), after will_outgrow(). By the whole warp.
+  HOPPER_FUNCTION Rescale raise() {
+    Rescale rescale;
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const float largest = hopper::quad_max(largest_[r]);
+      const float m = largest - m_[r] > log2_most ? below(largest) : m_[r];
       rescale.factor[r] = m == m_[r] ? 1.0f : hopper::exp2(m_[r] - m);
       m_[r] = m;
       l_[r] *= rescale.factor[r];
@@ -166,12 +210,13 @@ class Fp8Softmax {
   // When m is set the largest P is 2^this: far enough below 448 that m is rarely raised, and far above 2^-6, where e4m3
   // begins to lose bits (docs/numerics.md).
   static constexpr float log2_largest = 6.0f;
+  static constexpr float log2_most = 8.75f;  // a little less than 448 from where the conversion rounds up to it
   HOPPER_FUNCTION static float below(float largest) { return largest - log2_largest; }
 
   float m_[2] = {unseen, unseen};
   float l_[2] = {0.0f, 0.0f};
-  float sum_[2];          // of P, this thread's share of the block
-  std::uint32_t top_[2];  // bit 7 of a byte: a P of the block is too large
+  float sum_[2];      // of P, this thread's share of the block
+  float largest_[2];  // of the block's scores times scale, this thread's share
 };
 
 // --------------------------------------------------------------------------------------------------------------------
@@ -207,10 +252,13 @@ class Fp8Consumer {
 
   HOPPER_FUNCTION int my_row() const { return warp_row_ + hopper::lane() / 4; }
 
-  HOPPER_FUNCTION void issue_s(S& s) {
+  /// Returns the block's scales.
+  HOPPER_FUNCTION auto issue_s(S& s) {
     shared_.k_full[k_.stage].wait(k_.phase);
+    const auto scales = hopper::load_shared(shared_.scales.of[k_.stage]);
     hopper::issue_abt<element>(s, shared_.q[q_.stage], 64 * warpgroup_, shared_.k[k_.stage]);
     hopper::wgmma_commit();
+    return scales;
   }
   HOPPER_FUNCTION void issue_pv(Part& pv, const P& p, int part) {
     hopper::issue_abt<element>(pv, p, shared_.vt.tile[vt_.stage], config.pv_columns * part);
@@ -243,15 +291,18 @@ class Fp8Consumer {
     release_v();
   }
 
-  HOPPER_FUNCTION static float scale_of(const float* scales, std::int64_t stride, int block) {
-    return scales == nullptr ? 1.0f : scales[block * stride];
-  }
-
-  /// [9] [10] P of the block. The second time it fits.
+  /// [9] [10] P of the block. Maximum::lagging: the second time it fits.
   HOPPER_FUNCTION static void exponentiate(const S& s, float scale, P& p, O& o, Fp8Softmax& softmax) {
-    HOPPER_NO_UNROLL
-    for (int i = 0; hopper::warp_any(softmax.exponentiate(p, s, scale)) && i == 0; ++i)
-      rescale_rows(o, softmax.raise(s, scale));
+    if constexpr (config.maximum == Maximum::before) {
+      if (hopper::warp_any(softmax.will_outgrow(s, scale))) rescale_rows(o, softmax.raise());
+      softmax.exponentiate(p, s, scale);
+    } else {
+      HOPPER_NO_UNROLL
+      for (int i = 0; hopper::warp_any(softmax.exponentiate(p, s, scale)) && i == 0; ++i) {
+        softmax.will_outgrow(s, scale);
+        rescale_rows(o, softmax.raise());
+      }
+    }
     softmax.accept();
   }
 
@@ -274,11 +325,12 @@ class Fp8Consumer {
   }
 
   template <class MaskBlock>
-  HOPPER_FUNCTION void step(S& s, P& p, O& o, Fp8Softmax& softmax, float qk_scale, float v_scale,
+  HOPPER_FUNCTION void step(S& s, P& p, O& o, Fp8Softmax& softmax, float q_scale, float& v_scale,
                             const MaskBlock& mask_block) {
     turn_.take();
+    typename Shared<config>::BlockScales next;
     if constexpr (config.pipeline == Pipeline::two_stage) {
-      issue_s(s);  // [6] S(j+1) = Q K(j+1)^T
+      next = issue_s(s);  // [6] S(j+1) = Q K(j+1)^T
       Part pv;
       shared_.vt_state.full[vt_.stage].wait(vt_.phase);
       issue_pv(pv, p, 0);  // [7] P(j) V(j)
@@ -291,24 +343,22 @@ class Fp8Consumer {
       add(o, pv, 0, v_scale);
     } else {
       accumulate(o, p, v_scale);
-      issue_s(s);
+      next = issue_s(s);
       turn_.pass();
       hopper::wgmma_wait<0>(s);
       release_k();
       mask_block();
     }
-    exponentiate(s, qk_scale, p, o, softmax);
+    v_scale = next.v;
+    exponentiate(s, q_scale * next.k, p, o, softmax);
   }
 
   HOPPER_FUNCTION void attend(const Tile& tile) {
     const BlockWalk item = walk_item<config>(args_, tile);
     const BlockWalk mine =
         BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv, args_.scale.sign != 1.0f);
-    const int kv_head = tile.head / args_.group;
-    const float* const k_scales = args_.k_scale.of(tile.batch, kv_head);
-    const float* const v_scales = args_.v_scale.of(tile.batch, kv_head);
-    const float q_scale = args_.scale.scale_log2 * scale_of(args_.q_scale.of(tile.batch, tile.head),
-                                                            args_.q_scale.stride[2], tile.first_row / config.tile_kv);
+    const float q_scale =
+        args_.scale.scale_log2 * args_.q_scale.of(tile.batch, tile.head, tile.first_row / config.tile_q);
     Fp8Softmax softmax;
     O o{};
     int block = item.end - 1;
@@ -321,24 +371,18 @@ class Fp8Consumer {
         if (mine.is_edge(block)) apply_mask(s, args_, tile.first_row + my_row(), block * config.tile_kv);
       };
       // [4] [5] First block.
-      float v_scale = scale_of(v_scales, args_.v_scale.stride[2], block);
-      float qk_scale = q_scale * scale_of(k_scales, args_.k_scale.stride[2], block);
       turn_.take();
-      issue_s(s);
+      const auto scales = issue_s(s);
       turn_.pass();
       hopper::wgmma_wait<0>(s);
       release_k();
       mask();
-      softmax.begin(s, qk_scale);
-      exponentiate(s, qk_scale, p, o, softmax);
+      float v_scale = scales.v;
+      if constexpr (config.maximum == Maximum::lagging) softmax.begin(s, q_scale * scales.k);
+      exponentiate(s, q_scale * scales.k, p, o, softmax);
       --block;
       HOPPER_NO_UNROLL
-      for (; block >= mine.begin; --block) {
-        qk_scale = q_scale * scale_of(k_scales, args_.k_scale.stride[2], block);
-        const float next_v_scale = scale_of(v_scales, args_.v_scale.stride[2], block);
-        step(s, p, o, softmax, qk_scale, v_scale, mask);
-        v_scale = next_v_scale;
-      }
+      for (; block >= mine.begin; --block) step(s, p, o, softmax, q_scale, v_scale, mask);
       release(shared_.q_empty[q_.stage]);
       accumulate(o, p, v_scale);
     } else {

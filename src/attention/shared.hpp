@@ -41,6 +41,12 @@ struct Shared {
     hopper::Mbarrier full[config.stages], empty[config.stages];
     int last[config.stages];  // 1: what comes in this buffer of V is not a block, but the end
   };
+  struct alignas(8) BlockScales {
+    float k, v;
+  };
+  struct AllScales {
+    BlockScales of[config.stages];  // of K's stages; each comes with its K
+  };
   template <int>
   struct Nothing {};  // one type for each member: two empty members of one type may not share an address
 
@@ -50,6 +56,7 @@ struct Shared {
   [[no_unique_address]] std::conditional_t<config.output == Output::own_buffer, OTile, Nothing<0>> own_o;
   [[no_unique_address]] std::conditional_t<config.fp8(), TransposedV, Nothing<2>> vt;
   [[no_unique_address]] std::conditional_t<config.fp8(), TransposedState, Nothing<3>> vt_state;
+  [[no_unique_address]] std::conditional_t<config.fp8(), AllScales, Nothing<4>> scales;
   hopper::Mbarrier q_full[config.q_buffers], q_empty[config.q_buffers];
   hopper::Mbarrier k_full[config.stages], k_empty[config.stages];
   hopper::Mbarrier v_full[config.stages], v_empty[config.stages];
@@ -71,6 +78,7 @@ struct Shared {
       all("vt_full", vt_state.full);
       all("vt_empty", vt_state.empty);
       all("v_last", vt_state.last);
+      all("scales", scales.of);
     }
     all("q_full", q_full);
     all("q_empty", q_empty);

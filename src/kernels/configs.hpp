@@ -12,6 +12,7 @@ namespace fa3::kernels {
 
 using attention::Edges;
 using attention::ForwardConfig;
+using attention::Maximum;
 using attention::Output;
 using attention::Pipeline;
 using attention::Turns;
@@ -27,10 +28,12 @@ struct ForwardRow {
 inline constexpr int always = 0;
 
 /// What all e4m3 rows have in common.
-constexpr ForwardConfig fp8(int d, int d_v, int stages, int q_buffers, Pipeline pipeline, int pv_columns) {
+constexpr ForwardConfig fp8(int d, int d_v, int stages, int q_buffers, Pipeline pipeline, Maximum maximum,
+                            int pv_columns) {
   ForwardConfig config{Element::e4m3, d, d_v, 128, 128, stages, q_buffers, Output::by_registers, Edges::branch,
                        Turns::gemm, 1};
   config.pipeline = pipeline;
+  config.maximum = maximum;
   config.pv_columns = pv_columns;
   return config;
 }
@@ -57,9 +60,9 @@ inline constexpr ForwardRow forward_rows[] = {
     {"bf16_d192",           {Element::bf16, 192, 192, 128,   112,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256",           {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256_cluster",   {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
-    {"e4m3_d64",            {fp8(64,  64,  3, 2, Pipeline::two_stage, 64)},  always, always},
-    {"e4m3_d128",           {fp8(128, 128, 3, 2, Pipeline::two_stage, 128)}, always, always},
-    {"e4m3_d256",           {fp8(256, 256, 2, 1, Pipeline::none,      64)},  always, always},
+    {"e4m3_d64",            {fp8(64,  64,  3, 2, Pipeline::two_stage, Maximum::lagging, 64)},  always, always},
+    {"e4m3_d128",           {fp8(128, 128, 3, 2, Pipeline::two_stage, Maximum::lagging, 128)}, always, always},
+    {"e4m3_d256",           {fp8(256, 256, 2, 1, Pipeline::none,      Maximum::before,  64)},  always, always},
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));
