@@ -43,10 +43,10 @@ struct ForwardArguments {
   TileOrder order;
   int group;  // query heads per key/value head
   Scale scale;
-  unsigned* next_item;  // dynamic schedule: a counter, 0 at launch. Null: a static schedule
+  unsigned* next_item;               // dynamic schedule: a counter, 0 at launch. Null: a static schedule
   Scales q_scale, k_scale, v_scale;  // e4m3
   bool bf16_output;                  // e4m3: O is bf16, not f16
-  Stamp* stamps;        // read only by a row with config.trace: stamps_per_role for each role of CTA 0, or null
+  Stamp* stamps;  // read only by a row with config.trace: stamps_per_role for each role of CTA 0, or null
 };
 
 }  // namespace fa3::attention

@@ -1,8 +1,8 @@
-// The forward pass of e4m3 (paper, section 3.3). Producer, schedule and marks in brackets are those of forward.hpp; this
-// is what differs:
+// The forward pass of e4m3 (paper, section 3.3). Producer, schedule and marks in brackets are those of forward.hpp;
+// this is what differs:
 //
 // - The tensor core takes e4m3 operands only if they are contiguous along the depth, for P V along the keys. So three
-//   warps beside the producer write V^T to shared memory, 32 keys of 16 features at a time, and consumers read that.
+//   warps beside the producer write V^T to shared memory, from which consumers take it.
 // - Of a block's 16 keys a thread has S of two and two neighbouring ones, where an A operand wants four neighbours. P
 //   stays where it is: V^T has its keys in the order that fits. Likewise O's columns are in the order in which V^T is
 //   written without bank conflicts, in which a thread has four neighbouring features.
@@ -10,13 +10,14 @@
 //   block's scale of V: two levels of sums, and scales of blocks at no cost. Those of Q and K are one factor of the
 //   block's exponents.
 //
-// Inside a warpgroup, Pipeline::two_stage, one step j -> j+1; with Pipeline::none, where O leaves no registers for more,
-// P V comes in parts of pv_columns before S(j+1), and a part is added under the next one.
+// Inside a warpgroup, one step j -> j+1. P V comes in parts of pv_columns, each added under the next one. Warpgroups
+// take turns for products, as in forward.hpp; there are no registers for S and P V of a warpgroup at a time, which with
+// three warpgroups is no loss (docs/lab_book.md).
 //
-//   GEMMs       [S(j+1) = Q K(j+1)^T][P(j) V(j)]
-//   registers                         [mask]    [O += v_scale P V][P(j+1) = exp2(scale S(j+1) - m) in e4m3, sums]
-//   releases                          K(j+1)    V^T(j)
-//   transposers [V^T(j-1) from V(j-1), one block after the other]
+//   GEMMs       [P(j) V(j)             ][S(j+1) = Q K(j+1)^T]
+//   registers       [O += v_scale P(j) V(j)]                 [mask][P(j+1) = exp2(scale S(j+1) - m) in e4m3, sums]
+//   releases                       V^T(j)                    K(j+1)
+//   transposers [V^T(j+1) from V(j+1)]
 #pragma once
 
 #include "attention/forward_parts.hpp"
@@ -86,23 +87,21 @@ class Transposer {
       }
     }
   }
-  /// Chunk c of a row is at chunk position c ^ (row % 8), so further chunks are an exclusive or away from from_ and to_.
+  /// Chunk c of a row is at chunk position c ^ (row % 8), so further chunks are an exclusive or away from from_ and
+  /// to_.
   HOPPER_FUNCTION void load(std::uint32_t (&keys)[2][4], std::uint32_t v, unsigned group, unsigned half) const {
-    const std::uint32_t begin =
-        v + group / 8 * V::panel_bytes + half * (64 * V::row_bytes) + (from_ ^ group % 8 * 16);
+    const std::uint32_t begin = v + group / 8 * V::panel_bytes + half * (64 * V::row_bytes) + (from_ ^ group % 8 * 16);
     hopper::ldmatrix_x4_transposed(keys[0], begin);
     hopper::ldmatrix_x4_transposed(keys[1], begin + 32 * V::row_bytes);
   }
-  HOPPER_FUNCTION void store(const std::uint32_t (&keys)[2][4], std::uint32_t vt, unsigned group,
-                             unsigned half) const {
+  HOPPER_FUNCTION void store(const std::uint32_t (&keys)[2][4], std::uint32_t vt, unsigned group, unsigned half) const {
     const std::uint32_t begin = vt + group * (16 * Vt::row_bytes);
     HOPPER_UNROLL
     for (unsigned i = 0; i < 2; ++i) {
       // A register has two features of two keys.
-      const std::uint32_t features[4] = {hopper::permute_bytes(keys[i][0], keys[i][1], 0x6420),
-                                         hopper::permute_bytes(keys[i][0], keys[i][1], 0x7531),
-                                         hopper::permute_bytes(keys[i][2], keys[i][3], 0x6420),
-                                         hopper::permute_bytes(keys[i][2], keys[i][3], 0x7531)};
+      const std::uint32_t features[4] = {
+          hopper::permute_bytes(keys[i][0], keys[i][1], 0x6420), hopper::permute_bytes(keys[i][0], keys[i][1], 0x7531),
+          hopper::permute_bytes(keys[i][2], keys[i][3], 0x6420), hopper::permute_bytes(keys[i][2], keys[i][3], 0x7531)};
       hopper::stmatrix_x4(begin + (to_ ^ (64 * half + 32 * i)), features);
     }
   }
@@ -123,47 +122,23 @@ HOPPER_FUNCTION void end_transposers(Shared<config>& shared, Cursor<config.stage
 // --------------------------------------------------------------------------------------------------------------------
 // Softmax.
 
-/// As OnlineSoftmax, m lagging behind. P may be no more than 448, to which the conversion saturates, and a block has a
-/// scale of its own.
+/// As OnlineSoftmax, but P may be no more than 448, to which the conversion saturates. So the block's maximum is looked
+/// at before; m still lags behind and O is rarely rescaled. A block has a scale of its own.
 class Fp8Softmax {
  public:
-  /// P = 2^(S * scale - m) in e4m3, as the A operand of P V, and its sums before rounding. True if a row outgrew its m:
-  /// then P is void, and the warp has to raise() and call again.
+  /// P = 2^(S * scale - m) in e4m3, as the A operand of P V; l grows by its sums before rounding.
   template <int columns>
-  HOPPER_FUNCTION bool exponentiate(hopper::OperandA<columns / 2>& p, const hopper::Accumulator<columns>& s,
+  HOPPER_FUNCTION void exponentiate(hopper::OperandA<columns / 2>& p, const hopper::Accumulator<columns>& s,
                                     float scale) {
-    std::uint32_t top = 0;
-    sum_[0] = sum_[1] = 0;
     HOPPER_UNROLL
     for (int i = 0; i < columns / 8; ++i) {
       const int r = i % 2, j = i / 2 * 2;
       float x[4];
       HOPPER_UNROLL
-      for (int e = 0; e < 4; ++e) {
+      for (int e = 0; e < 4; ++e)
         x[e] = hopper::exp2(hopper::fma(s.value[4 * (j + e / 2) + 2 * r + e % 2], scale, -m_[r]));
-        sum_[r] += x[e];
-      }
+      l_[r] += (x[0] + x[1]) + (x[2] + x[3]);
       p.value[i] = hopper::pack4_e4m3(x[0], x[1], x[2], x[3]);
-      top |= p.value[i] + 0x02020202u;  // sets bit 7 of a byte that is 448 (0x7e) or NaN
-    }
-    return (top & 0x80808080u) != 0;
-  }
-
-  /// Takes the block of the last exponentiate() into l.
-  HOPPER_FUNCTION void accept() {
-    l_[0] += sum_[0];
-    l_[1] += sum_[1];
-  }
-
-  /// A first m, from a quarter of the block's scores.
-  template <int columns>
-  HOPPER_FUNCTION void begin(const hopper::Accumulator<columns>& s, float scale) {
-    HOPPER_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      float largest = s.value[2 * r];
-      HOPPER_UNROLL
-      for (int j = 2; j < columns / 8; j += 2) largest = hopper::maximum(largest, s.value[4 * j + 2 * r]);
-      m_[r] = hopper::maximum(below(hopper::quad_max(largest) * scale), unseen);
     }
   }
 
@@ -173,10 +148,11 @@ class Fp8Softmax {
     bool any = false;
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      float largest = s.value[2 * r];
+      float largest[2] = {s.value[2 * r], s.value[2 * r + 1]};  // two, so that one need not wait for the other
       HOPPER_UNROLL
-      for (int i = 0; i < columns / 4; ++i) largest = hopper::maximum(largest, s.value[i / 2 * 4 + 2 * r + i % 2]);
-      largest_[r] = largest * scale;
+      for (int i = 2; i < columns / 4; ++i)
+        largest[i % 2] = hopper::maximum(largest[i % 2], s.value[i / 2 * 4 + 2 * r + i % 2]);
+      largest_[r] = hopper::maximum(largest[0], largest[1]) * scale;
       any = any || largest_[r] - m_[r] > log2_most;
     }
     return any;
@@ -215,7 +191,6 @@ class Fp8Softmax {
 
   float m_[2] = {unseen, unseen};
   float l_[2] = {0.0f, 0.0f};
-  float sum_[2];      // of P, this thread's share of the block
   float largest_[2];  // of the block's scores times scale, this thread's share
 };
 
@@ -245,17 +220,18 @@ class Fp8Consumer {
  private:
   static constexpr hopper::Element element = config.element;
   static constexpr int parts = config.d_v / config.pv_columns, parts_at_once = parts == 1 ? 1 : 2;
-  using S = hopper::Accumulator<config.tile_kv>;       // 64 x B_c, f32
-  using P = hopper::OperandA<config.tile_kv / 2>;      // 64 x B_c, e4m3
-  using O = hopper::Accumulator<config.d_v>;           // 64 x d_v, f32
+  using S = hopper::Accumulator<config.tile_kv>;        // 64 x B_c, f32
+  using P = hopper::OperandA<config.tile_kv / 2>;       // 64 x B_c, e4m3
+  using O = hopper::Accumulator<config.d_v>;            // 64 x d_v, f32
   using Part = hopper::Accumulator<config.pv_columns>;  // of P V of a block
+  using BlockScales = typename Shared<config>::BlockScales;
 
   HOPPER_FUNCTION int my_row() const { return warp_row_ + hopper::lane() / 4; }
 
   /// Returns the block's scales.
-  HOPPER_FUNCTION auto issue_s(S& s) {
+  HOPPER_FUNCTION BlockScales issue_s(S& s) {
     shared_.k_full[k_.stage].wait(k_.phase);
-    const auto scales = hopper::load_shared(shared_.scales.of[k_.stage]);
+    const BlockScales scales = hopper::load_shared(shared_.scales.of[k_.stage]);
     hopper::issue_abt<element>(s, shared_.q[q_.stage], 64 * warpgroup_, shared_.k[k_.stage]);
     hopper::wgmma_commit();
     return scales;
@@ -291,19 +267,10 @@ class Fp8Consumer {
     release_v();
   }
 
-  /// [9] [10] P of the block. Maximum::lagging: the second time it fits.
+  /// [9] [10] P of the block.
   HOPPER_FUNCTION static void exponentiate(const S& s, float scale, P& p, O& o, Fp8Softmax& softmax) {
-    if constexpr (config.maximum == Maximum::before) {
-      if (hopper::warp_any(softmax.will_outgrow(s, scale))) rescale_rows(o, softmax.raise());
-      softmax.exponentiate(p, s, scale);
-    } else {
-      HOPPER_NO_UNROLL
-      for (int i = 0; hopper::warp_any(softmax.exponentiate(p, s, scale)) && i == 0; ++i) {
-        softmax.will_outgrow(s, scale);
-        rescale_rows(o, softmax.raise());
-      }
-    }
-    softmax.accept();
+    if (hopper::warp_any(softmax.will_outgrow(s, scale))) rescale_rows(o, softmax.raise());
+    softmax.exponentiate(p, s, scale);
   }
 
   /// [7] [11] O += P V of the block, part by part, the next one in flight while one is added.
@@ -324,41 +291,12 @@ class Fp8Consumer {
     }
   }
 
-  template <class MaskBlock>
-  HOPPER_FUNCTION void step(S& s, P& p, O& o, Fp8Softmax& softmax, float q_scale, float& v_scale,
-                            const MaskBlock& mask_block) {
-    turn_.take();
-    typename Shared<config>::BlockScales next;
-    if constexpr (config.pipeline == Pipeline::two_stage) {
-      next = issue_s(s);  // [6] S(j+1) = Q K(j+1)^T
-      Part pv;
-      shared_.vt_state.full[vt_.stage].wait(vt_.phase);
-      issue_pv(pv, p, 0);  // [7] P(j) V(j)
-      turn_.pass();
-      hopper::wgmma_wait<1>(s);
-      release_k();
-      mask_block();  // [8]
-      hopper::wgmma_wait<0>(pv);
-      release_v();
-      add(o, pv, 0, v_scale);
-    } else {
-      accumulate(o, p, v_scale);
-      next = issue_s(s);
-      turn_.pass();
-      hopper::wgmma_wait<0>(s);
-      release_k();
-      mask_block();
-    }
-    v_scale = next.v;
-    exponentiate(s, q_scale * next.k, p, o, softmax);
-  }
-
   HOPPER_FUNCTION void attend(const Tile& tile) {
     const BlockWalk item = walk_item<config>(args_, tile);
     const BlockWalk mine =
         BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv, args_.scale.sign != 1.0f);
-    const float q_scale =
-        args_.scale.scale_log2 * args_.q_scale.of(tile.batch, tile.head, tile.first_row / config.tile_q);
+    const float q_scale = args_.scale.scale_log2 *
+                          args_.q_scale.of(tile.batch, tile.head, (tile.first_row + 64 * warpgroup_) / config.tile_kv);
     Fp8Softmax softmax;
     O o{};
     int block = item.end - 1;
@@ -367,24 +305,27 @@ class Fp8Consumer {
     if (!mine.empty()) {
       S s;
       P p;
-      const auto mask = [&] {
-        if (mine.is_edge(block)) apply_mask(s, args_, tile.first_row + my_row(), block * config.tile_kv);
+      const auto weigh = [&](const BlockScales& scales) {
+        hopper::wgmma_wait<0>(s);
+        release_k();
+        if (mine.is_edge(block)) apply_mask(s, args_, tile.first_row + my_row(), block * config.tile_kv);  // [8]
+        exponentiate(s, q_scale * scales.k, p, o, softmax);
       };
       // [4] [5] First block.
       turn_.take();
-      const auto scales = issue_s(s);
+      BlockScales scales = issue_s(s);
       turn_.pass();
-      hopper::wgmma_wait<0>(s);
-      release_k();
-      mask();
-      float v_scale = scales.v;
-      if constexpr (config.maximum == Maximum::lagging) softmax.begin(s, q_scale * scales.k);
-      exponentiate(s, q_scale * scales.k, p, o, softmax);
-      --block;
+      weigh(scales);
       HOPPER_NO_UNROLL
-      for (; block >= mine.begin; --block) step(s, p, o, softmax, q_scale, v_scale, mask);
+      for (--block; block >= mine.begin; --block) {
+        turn_.take();
+        accumulate(o, p, scales.v);  // [7] O += P(j) V(j)
+        scales = issue_s(s);         // [6] S(j+1) = Q K(j+1)^T
+        turn_.pass();
+        weigh(scales);  // [9]
+      }
       release(shared_.q_empty[q_.stage]);
-      accumulate(o, p, v_scale);
+      accumulate(o, p, scales.v);  // [11]
     } else {
       release(shared_.q_empty[q_.stage]);
     }
@@ -410,8 +351,8 @@ class Fp8Consumer {
         const float* const even = o.value + column / 2 + 2 * r;
         const float* const odd = even + 4;
         if (row < args_.mask.seqlen_q && column + first_column < args_.o_columns)
-          *reinterpret_cast<std::uint64_t*>(to + column) =
-              pair(even[0], odd[0]) | std::uint64_t(pair(even[1], odd[1])) << 32;
+          *reinterpret_cast<std::uint64_t*>(to + column) = pair(even[0], odd[0]) | std::uint64_t(pair(even[1], odd[1]))
+                                                                                       << 32;
       }
     }
   }

@@ -27,13 +27,12 @@ struct ForwardRow {
 
 inline constexpr int always = 0;
 
-/// What all e4m3 rows have in common.
-constexpr ForwardConfig fp8(int d, int d_v, int stages, int q_buffers, Pipeline pipeline, Maximum maximum,
-                            int pv_columns) {
-  ForwardConfig config{Element::e4m3, d, d_v, 128, 128, stages, q_buffers, Output::by_registers, Edges::branch,
-                       Turns::gemm, 1};
-  config.pipeline = pipeline;
-  config.maximum = maximum;
+/// What all e4m3 rows have in common (forward_fp8.hpp).
+constexpr ForwardConfig fp8(int d, int d_v, int tile_q, int stages, int q_buffers, int pv_columns) {
+  ForwardConfig config{Element::e4m3, d,           d_v, tile_q, 128, stages, q_buffers, Output::by_registers,
+                       Edges::branch, Turns::gemm, 1};
+  config.pipeline = Pipeline::none;
+  config.maximum = Maximum::before;
   config.pv_columns = pv_columns;
   return config;
 }
@@ -60,9 +59,10 @@ inline constexpr ForwardRow forward_rows[] = {
     {"bf16_d192",           {Element::bf16, 192, 192, 128,   112,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256",           {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256_cluster",   {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
-    {"e4m3_d64",            {fp8(64,  64,  3, 2, Pipeline::two_stage, Maximum::lagging, 64)},  always, always},
-    {"e4m3_d128",           {fp8(128, 128, 3, 2, Pipeline::two_stage, Maximum::lagging, 128)}, always, always},
-    {"e4m3_d256",           {fp8(256, 256, 2, 1, Pipeline::none,      Maximum::before,  64)},  always, always},
+    //                    fp8(d,  d_v, tile_q stages q_buffers pv_columns)
+    {"e4m3_d64",            {fp8(64,  64,  192, 3, 2, 64)}, always, always},
+    {"e4m3_d128",           {fp8(128, 128, 192, 3, 2, 32)}, always, always},
+    {"e4m3_d256",           {fp8(256, 256, 128, 2, 1, 64)}, always, always},
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));

@@ -54,8 +54,7 @@ const std::vector<float>& values_of(hopper::Element element) {
     for (unsigned i = 0; i < count; ++i) values[i] = convert(i);
     return values;
   };
-  static const std::vector<float> f16 =
-      table(65536, [](unsigned bits) { return to_float(Half{std::uint16_t(bits)}); });
+  static const std::vector<float> f16 = table(65536, [](unsigned bits) { return to_float(Half{std::uint16_t(bits)}); });
   static const std::vector<float> bf16 =
       table(65536, [](unsigned bits) { return to_float(Bfloat16{std::uint16_t(bits)}); });
   static const std::vector<float> e4m3 = table(256, [](unsigned bits) { return to_float(E4m3{std::uint8_t(bits)}); });
@@ -1635,17 +1634,16 @@ void Cluster::compute(Warpgroup& warpgroup, Product& product) {
                " overwrote a register A operand of " + descriptions_[product.id] + " before it was retired by a wait");
         const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i % 2), first = packed * (2 * (t % 4) + 8 * (i / 2));
         for (int half = 0; half < 2; ++half)
-          for (int k = 0; k < packed; ++k)
-            a[row][first + packed * half + k] = unpack(bits >> 16 * half & 0xffff, k);
+          for (int k = 0; k < packed; ++k) a[row][first + packed * half + k] = unpack(bits >> 16 * half & 0xffff, k);
       }
     }
   } else {
     const Descriptor a_matrix(product.a);
     for (int i = 0; i < 64; ++i)
       for (int k = 0; k < depth; ++k)
-        a[i][k] = unpack(load(product.a_across ? a_matrix.n_major(k, i) : a_matrix.k_major(i, k / packed),
-                              a_matrix.swizzle_bytes),
-                         k % packed);
+        a[i][k] = unpack(
+            load(product.a_across ? a_matrix.n_major(k, i) : a_matrix.k_major(i, k / packed), a_matrix.swizzle_bytes),
+            k % packed);
   }
   for (int k = 0; k < depth; ++k)
     for (int j = 0; j < n; ++j)
