@@ -292,7 +292,7 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
         for (int i = 0; i < 4; ++i)
           if (!is_finite(v[4 * half + i])) four[i] = std::numeric_limits<float>::quiet_NaN();
       }
-      out.four[half] = hopper::pack4_e4m3(four);
+      out.four[half] = hopper::pack4_e4m3(four[0], four[1], four[2], four[3]);
     }
     std::uint8_t* const to = y + piece_features * piece(j);
     if (args.y_aligned) {

@@ -235,8 +235,8 @@ struct ToE4m3 {
   struct Shared {};
   HOPPER_FUNCTION static void run(Shared&, const Arguments& args) {
     for (int i = rank(); i < args.count; i += threads) {
-      const float four[4] = {args.value[4 * i], args.value[4 * i + 1], args.value[4 * i + 2], args.value[4 * i + 3]};
-      args.packed[i] = hopper::pack4_e4m3(four);
+      const float* const four = args.value + 4 * i;
+      args.packed[i] = hopper::pack4_e4m3(four[0], four[1], four[2], four[3]);
     }
   }
 };
