@@ -168,8 +168,8 @@ HOPPER_FUNCTION std::uint32_t maximum_of_block(QuantizeShared& shared, const Qua
   return of_peer > most ? of_peer : most;
 }
 
-/// What args.step says of a block, or of the CTA's half of it. `transform` is that of the whole problem, args.slots_used
-/// at most `slots`.
+/// What args.step says of a block, or of the CTA's half of it. `transform` is that of the whole problem,
+/// args.slots_used at most `slots`.
 template <hopper::Element element, Transform transform, int slots>
 HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& args) {
   const int thread = thread_of_cta();
