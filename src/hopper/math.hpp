@@ -21,8 +21,6 @@ HOPPER_FUNCTION float reciprocal(float x);
 HOPPER_FUNCTION float fma(float a, float b, float c);
 /// Maximum that ignores a NaN operand. PTX: max.f32.
 HOPPER_FUNCTION float maximum(float a, float b);
-/// Maximum that is NaN if an operand is. PTX: max.NaN.f32.
-HOPPER_FUNCTION float maximum_or_nan(float a, float b);
 /// Whether x holds in any lane of the warp; by the whole warp. PTX: vote.sync.any.
 HOPPER_FUNCTION bool warp_any(bool x);
 /// Over the four threads of a quad (lanes 4i..4i+3), which hold one accumulator row; all four get the result.

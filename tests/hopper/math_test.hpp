@@ -265,7 +265,6 @@ struct AcrossWarp {
   struct Result {
     float exchanged[masks];
     std::uint32_t maximum;
-    float or_nan[2];
   };
   struct Arguments {
     Result* result;     // by thread
@@ -278,9 +277,6 @@ struct AcrossWarp {
     const int mask[masks] = {1, 2, 4, 8, 16, 31};
     for (int i = 0; i < masks; ++i) result.exchanged[i] = hopper::from_lane_xor(float(me), mask[i]);
     result.maximum = hopper::warp_max(std::uint32_t(me * 37 % 128) << 25);
-    const float nan_or_me = me % 3 == 0 ? std::numeric_limits<float>::quiet_NaN() : float(me);
-    result.or_nan[0] = hopper::maximum_or_nan(nan_or_me, 50.0f);
-    result.or_nan[1] = hopper::maximum_or_nan(50.0f, nan_or_me);
     args.result[me] = result;
     hopper::atomic_max(args.largest, unsigned(me));
   }
@@ -297,12 +293,6 @@ TEST_P(Math, AcrossAWarp) {
     std::uint32_t most = 0;
     for (int j = i / 32 * 32; j < i / 32 * 32 + 32; ++j) most = std::max(most, std::uint32_t(j * 37 % 128) << 25);
     EXPECT_EQ(got[std::size_t(i)].maximum, most);
-    for (const float x : got[std::size_t(i)].or_nan) {
-      if (i % 3 == 0)
-        EXPECT_TRUE(std::isnan(x));
-      else
-        EXPECT_EQ(x, float(std::max(i, 50)));
-    }
   }
   EXPECT_EQ(largest.read()[0], 127u);
 }

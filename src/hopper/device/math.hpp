@@ -24,12 +24,6 @@ __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_
 
 __device__ __forceinline__ float maximum(float a, float b) { return fmaxf(a, b); }
 
-__device__ __forceinline__ float maximum_or_nan(float a, float b) {
-  float c;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-  return c;
-}
-
 __device__ __forceinline__ bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 
 __device__ __forceinline__ float quad_max(float x) {

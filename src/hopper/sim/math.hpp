@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "dtype.hpp"
@@ -24,12 +23,9 @@ inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
 
 inline float maximum(float a, float b) {
   simulator::Cluster::current().account_alu(2, "max");
+  if (std::isnan(a)) return b;  // std::fmax would give a NaN if this is a signalling one
+  if (std::isnan(b)) return a;
   return std::fmax(a, b);
-}
-
-inline float maximum_or_nan(float a, float b) {
-  simulator::Cluster::current().account_alu(2, "max");
-  return std::isnan(a) || std::isnan(b) ? std::numeric_limits<float>::quiet_NaN() : std::fmax(a, b);
 }
 
 inline bool warp_any(bool x) { return simulator::Cluster::current().warp_any(x); }
