@@ -47,7 +47,7 @@ HOPPER_FUNCTION void unpack(float (&value)[8], const EightFeatures& eight) {
   for (int p = 0; p < 4; ++p) hopper::unpack2<element>(eight.pair[p], value[2 * p], value[2 * p + 1]);
 }
 
-/// Eight numbers of a table, from `index` on.
+/// `count` numbers, 4 or 8, from a multiple of 16 bytes on.
 HOPPER_FUNCTION void load_floats(float (&value)[8], const float* from, int count) {
   HOPPER_UNROLL
   for (int i = 0; i < 8; i += 4) {

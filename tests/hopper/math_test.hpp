@@ -164,6 +164,13 @@ TEST_P(Math, MaximumAndQuadMaximumIgnoreNaN) {
   }
 }
 
+TEST_P(Math, MaximumIgnoresSignallingNaN) {
+  const float signalling = std::numeric_limits<float>::signaling_NaN();
+  const std::vector<Functions::Result> got = results({signalling, 2, -1, 0}, {1, signalling, signalling, signalling});
+  const float expected[] = {1, 2, -1, 0};
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(got[std::size_t(i)].maximum, expected[i]);
+}
+
 TEST_P(Math, QuadSumAddsFourThreads) {
   std::vector<float> x;
   for (const double value : integers(100, 4, 1000, 2).value) x.push_back(float(value));
