@@ -63,4 +63,28 @@ using ConstTensor = BasicView<const void*, 4>;
 using RowTensor = BasicView<void*, 3>;
 using ConstRowTensor = BasicView<const void*, 3>;
 
+/// Scales of an e4m3 tensor, f32: [batch, kv_heads], or with per_block [batch, heads, ceil(seqlen / FA3_SCALE_ROWS)].
+/// Without data all are 1. Strides in elements; shape[2] and stride[2] are ignored if not per_block.
+struct ScalesView {
+  float* data = nullptr;
+  std::array<std::int64_t, 3> shape{};
+  std::array<std::int64_t, 3> stride{};
+  bool per_block = false;
+  Device device = Device::automatic;
+
+  /// Dense, one for each key/value head.
+  static ScalesView of_heads(float* data, std::int64_t batch, std::int64_t heads, Device device = Device::automatic) {
+    return {data, {batch, heads, 1}, contiguous_strides<3>({batch, heads, 1}), false, device};
+  }
+  /// Dense, one for each block of rows of each head.
+  static ScalesView of_blocks(float* data, std::int64_t batch, std::int64_t heads, std::int64_t blocks,
+                              Device device = Device::automatic) {
+    return {data, {batch, heads, blocks}, contiguous_strides<3>({batch, heads, blocks}), true, device};
+  }
+  /// One for all heads of all batch entries.
+  static ScalesView of_tensor(float* data, std::int64_t batch, std::int64_t heads, Device device = Device::automatic) {
+    return {data, {batch, heads, 1}, {0, 0, 0}, false, device};
+  }
+};
+
 }  // namespace fa3

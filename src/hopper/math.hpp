@@ -1,5 +1,5 @@
-// Arithmetic of the special-function unit, reductions and exchange among the four threads that share a row, conversion
-// to 16 bits.
+// Arithmetic of the special-function unit, reductions and exchange among the four threads that share a row, or among
+// the lanes of a warp, conversion to 16 and 8 bits.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,10 @@ HOPPER_FUNCTION float quad_max(float x);
 HOPPER_FUNCTION float quad_sum(float x);
 /// What lane ^ 1 passes; by the whole quad. PTX: shfl.sync.bfly.
 HOPPER_FUNCTION std::uint32_t from_neighbour(std::uint32_t x);
+/// What lane ^ mask passes, mask 1..31; by the whole warp. PTX: shfl.sync.bfly.
+HOPPER_FUNCTION float from_lane_xor(float x, int mask);
+/// Over the warp, all of which gets the result. PTX: redux.sync.max.u32.
+HOPPER_FUNCTION std::uint32_t warp_max(std::uint32_t x);
 /// Two elements rounded to nearest even; `low` in bits 0-15. PTX: cvt.rn.{f16x2,bf16x2}.f32.
 template <Element element>
 HOPPER_FUNCTION std::uint32_t pack2(float low, float high);
@@ -42,6 +46,7 @@ HOPPER_FUNCTION std::uint32_t pack4_e4m3(float a, float b, float c, float d);
 HOPPER_FUNCTION std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high, std::uint32_t selector);
 /// Old value; device-wide atomic.
 HOPPER_FUNCTION unsigned atomic_add(unsigned* address, unsigned value);
+HOPPER_FUNCTION unsigned atomic_max(unsigned* address, unsigned value);
 
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper

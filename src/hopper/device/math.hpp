@@ -38,6 +38,10 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 __device__ __forceinline__ std::uint32_t from_neighbour(std::uint32_t x) { return __shfl_xor_sync(0xffffffffu, x, 1); }
 
+__device__ __forceinline__ float from_lane_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+
+__device__ __forceinline__ std::uint32_t warp_max(std::uint32_t x) { return __reduce_max_sync(0xffffffffu, x); }
+
 template <Element element>
 __device__ __forceinline__ std::uint32_t pack2(float low, float high) {
   std::uint32_t packed;
@@ -77,5 +81,6 @@ __device__ __forceinline__ std::uint32_t permute_bytes(std::uint32_t low, std::u
 }
 
 __device__ __forceinline__ unsigned atomic_add(unsigned* address, unsigned value) { return atomicAdd(address, value); }
+__device__ __forceinline__ unsigned atomic_max(unsigned* address, unsigned value) { return atomicMax(address, value); }
 
 }  // namespace fa3::hopper::inline device

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <utility>
 
@@ -21,6 +23,8 @@ inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
 
 inline float maximum(float a, float b) {
   simulator::Cluster::current().account_alu(2, "max");
+  if (std::isnan(a)) return b;  // std::fmax would give a NaN if this is a signalling one
+  if (std::isnan(b)) return a;
   return std::fmax(a, b);
 }
 
@@ -28,6 +32,11 @@ inline bool warp_any(bool x) { return simulator::Cluster::current().warp_any(x);
 inline float quad_max(float x) { return simulator::Cluster::current().quad_reduce(x, true); }
 inline float quad_sum(float x) { return simulator::Cluster::current().quad_reduce(x, false); }
 inline std::uint32_t from_neighbour(std::uint32_t x) { return simulator::Cluster::current().quad_exchange(x); }
+
+inline float from_lane_xor(float x, int mask) {
+  return std::bit_cast<float>(simulator::Cluster::current().lane_exchange(std::bit_cast<std::uint32_t>(x), mask));
+}
+inline std::uint32_t warp_max(std::uint32_t x) { return simulator::Cluster::current().warp_max(x); }
 
 template <Element element>
 inline std::uint32_t pack2(float low, float high) {
@@ -66,5 +75,8 @@ inline std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high, std::u
 }
 
 inline unsigned atomic_add(unsigned* address, unsigned value) { return std::exchange(*address, *address + value); }
+inline unsigned atomic_max(unsigned* address, unsigned value) {
+  return std::exchange(*address, std::max(*address, value));
+}
 
 }  // namespace fa3::hopper::inline sim
