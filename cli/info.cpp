@@ -7,6 +7,7 @@
 #include "check/device.hpp"
 #include "common.hpp"
 #include "cpu/forward.hpp"
+#include "dtype.hpp"
 #include "kernels/configs.hpp"
 
 namespace fa3::cli {
@@ -46,7 +47,7 @@ void print_kernels() {
   for (const kernels::ForwardRow& row : kernels::forward_rows) {
     const kernels::ForwardConfig& config = row.config;
     fmt::print("  {:<17} {:<5} {:>4} {:>4} {:>7} {:>8} {:>7} {:>10} {:>8} {:>8} {:>20} {:>4} KiB {:<13} {}\n", row.name,
-               config.element == hopper::Element::f16 ? "f16" : "bf16", config.d, config.d_v, config.tile_q,
+               dtype_name(kernels::dtype_of(config.element)), config.d, config.d_v, config.tile_q,
                config.tile_kv, config.stages, config.q_buffers, config.cluster, config.threads(),
                fmt::format("{}/{}", config.producer_registers(), config.consumer_registers()),
                kernels::shared_tile_bytes(config) / 1024,

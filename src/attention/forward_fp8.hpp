@@ -185,7 +185,7 @@ class Fp8Softmax {
   static constexpr float unseen = -0x1.fffffep127f;  // as in OnlineSoftmax
   // When m is set the largest P is 2^this: far enough below 448 that m is rarely raised, and far above 2^-6, where e4m3
   // begins to lose bits (docs/numerics.md).
-  static constexpr float log2_largest = 6.0f;
+  static constexpr float log2_largest = 7.0f;
   static constexpr float log2_most = 8.75f;  // a little less than 448 from where the conversion rounds up to it
   HOPPER_FUNCTION static float below(float largest) { return largest - log2_largest; }
 

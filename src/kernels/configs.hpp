@@ -66,6 +66,12 @@ inline constexpr ForwardRow forward_rows[] = {
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));
+/// The rows of 16-bit types come first.
+inline constexpr int rows_of_16_bits = [] {
+  int count = 0;
+  for (const ForwardRow& row : forward_rows) count += !row.config.fp8();
+  return count;
+}();
 
 constexpr bool all_valid() {
   for (const ForwardRow& row : forward_rows)

@@ -16,7 +16,7 @@ INSTANTIATE_TEST_SUITE_P(, Wgmma, modes(), ModeName());
 template <class Test>
 void for_each_row(Test test) {
   [&]<int... row>(std::integer_sequence<int, row...>) { (test(std::integral_constant<int, row>{}), ...); }
-  (std::make_integer_sequence<int, kernels::forward_row_count>{});
+  (std::make_integer_sequence<int, kernels::rows_of_16_bits>{});
 }
 
 /// This thread's part of rows [0, 64) of a row-major 64 x columns matrix; columns and order as documented at

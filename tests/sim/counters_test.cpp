@@ -104,7 +104,7 @@ class Counters : public testing::TestWithParam<int> {
 TEST_P(Counters, AreThoseOfTheModel) { expect_those_of_the_model(false); }
 TEST_P(Counters, AreThoseOfTheModelWhereRowsSeeDifferentKeys) { expect_those_of_the_model(true); }
 
-INSTANTIATE_TEST_SUITE_P(Sim, Counters, testing::Range(0, kernels::forward_row_count),
+INSTANTIATE_TEST_SUITE_P(Sim, Counters, testing::Range(0, kernels::rows_of_16_bits),
                          [](const auto& info) { return std::string(kernels::forward_rows[info.param].name); });
 
 }  // namespace

@@ -319,7 +319,7 @@ std::vector<int> rows_with_clusters() {
   return rows;
 }
 
-const auto all_rows = testing::Range(0, kernels::forward_row_count);
+const auto all_rows = testing::Range(0, kernels::rows_of_16_bits);
 const auto all_cases = testing::Combine(all_rows, testing::ValuesIn(names_of(cases)));
 const auto all_cluster_cases =
     testing::Combine(testing::ValuesIn(rows_with_clusters()), testing::ValuesIn(names_of(cluster_cases)));
