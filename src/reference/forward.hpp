@@ -13,7 +13,8 @@ struct Result {
   std::vector<double> lse;  // [batch, heads, seqlen_q], dense; natural logarithm
 };
 
-/// fp64 throughout, straight from the definition; inputs are read in problem.dtype through their strides.
+/// fp64 throughout, straight from the definition; inputs are read in problem.dtype through their strides. Values of
+/// e4m3 are multiplied by their scales, also in fp64.
 /// `threads`: rows are spread over that many threads (1: the plain loop).
 Result forward(const ForwardProblem& problem, int threads = 1);
 
@@ -23,10 +24,15 @@ double forward_row(const ForwardProblem& problem, std::int64_t batch, std::int64
 /// The same computation done plainly in the problem's precision: S, P and O rounded to the dtype, sums in f32, P =
 /// exp(S - max) normalised before it is rounded. Its error against forward() is the yardstick of the tolerance.
 /// `round_scores` = false leaves S in f32: the yardstick where S is exact in f32 and large, so that rounding it would
-/// move the weights.
+/// move the weights. Not for e4m3.
 Result plain_forward(const ForwardProblem& problem, int threads = 1, bool round_scores = true);
 
-/// |softmax_scale| * max over the visible keys j of sum_c |q_c k_jc|: what the rounding errors of a row's scores are
+/// The plain computation for e4m3: S and all sums in f32, P = 2^exponent * exp(S - max) rounded to e4m3 (exponent at
+/// most 8), O = P V / sum(P before it was rounded), rounded to problem.o_dtype. Where P lies between the values of e4m3
+/// depends on the exponent, and so does the error: it has to be asked for several.
+Result plain_e4m3_forward(const ForwardProblem& problem, int threads, double exponent);
+
+/// |softmax_scale| * max over the visible keys j of sum_c |q_c k_jc|, scales of e4m3 included: what the rounding errors of a row's scores are
 /// relative to.
 double score_magnitude(const ForwardProblem& problem, std::int64_t batch, std::int64_t head, std::int64_t row);
 
