@@ -74,41 +74,54 @@ double plain_row(const ForwardProblem& p, bool round_scores, std::int64_t batch,
   return max + std::log(sum);
 }
 
-/// Weights rounded to e4m3 as 2^exponent times what they are, where `exponent` is at most 8.
-double plain_e4m3_row(const ForwardProblem& p, double exponent, std::int64_t batch, std::int64_t head, std::int64_t row,
-                      double* o) {
-  const auto dot_scale = [&](std::int64_t j) {
-    return double(p.softmax_scale) * double(p.q_scale.of(batch, head, row, p.group())) *
-           double(p.k_scale.of(batch, head / p.group(), j, 1));
-  };
+/// See plain_e4m3_forward(); `exact`: O of the row.
+void plain_e4m3_row(const ForwardProblem& p, const double* exact, std::int64_t batch, std::int64_t head,
+                    std::int64_t row, double* o) {
   const std::int64_t keys = p.visible_keys(row), kv_head = head / p.group();
-  std::fill_n(o, p.d_v, 0.0);
-  if (keys == 0) return -infinity;
-
+  std::copy_n(exact, p.d_v, o);
   const E4m3* q = features<const E4m3>(p.q, batch, row, head);
+  const double q_scale = double(p.softmax_scale) * double(p.q_scale.of(batch, head, row, p.group()));
   std::vector<float> s(static_cast<std::size_t>(keys));
   float max = -std::numeric_limits<float>::infinity();
   for (std::int64_t j = 0; j < keys; ++j) {
     const E4m3* k = features<const E4m3>(p.k, batch, j, kv_head);
     float dot = 0;
     for (std::int64_t c = 0; c < p.d; ++c) dot += to_float(q[c]) * to_float(k[c]);
-    s[j] = float(dot_scale(j)) * dot;
+    s[j] = float(q_scale * double(p.k_scale.of(batch, kv_head, j, 1))) * dot;
     max = std::max(max, s[j]);
   }
-  const float factor = float(std::exp2(exponent));
+  constexpr float factors[] = {256.0f, 215.2695f, 181.0193f, 152.2185f};  // 2^8, 2^7.75, 2^7.5, 2^7.25
+  const std::size_t width = std::size_t(p.d_v);
+  std::vector<float> acc(4 * width);
   float sum = 0;
-  std::vector<float> acc(static_cast<std::size_t>(p.d_v));
   for (std::int64_t j = 0; j < keys; ++j) {
     const E4m3* v = features<const E4m3>(p.v, batch, j, kv_head);
-    const float exact = factor * std::exp(s[j] - max);
-    const float weight = to_float(from_float<E4m3>(exact)) * p.v_scale.of(batch, kv_head, j, 1);
-    sum += exact;
-    for (std::int64_t c = 0; c < p.d_v; ++c) acc[c] += weight * to_float(v[c]);
+    const float weight = std::exp(s[j] - max), v_scale = p.v_scale.of(batch, kv_head, j, 1);
+    sum += weight;
+    for (std::size_t i = 0; i < 4; ++i) {
+      const float rounded = to_float(from_float<E4m3>(factors[i] * weight)) / factors[i] * v_scale;
+      for (std::size_t c = 0; c < width; ++c) acc[i * width + c] += rounded * to_float(v[c]);
+    }
   }
+  if (keys == 0) return;
   with_dtype(p.o_dtype, [&]<class T>(T) {
-    for (std::int64_t c = 0; c < p.d_v; ++c) o[c] = to_float(from_float<T>(acc[c] / sum));
+    for (std::size_t i = 0; i < 4 * width; ++i) {
+      const std::size_t c = i % width;
+      const double plain = to_float(from_float<T>(acc[i] / sum));
+      if (std::abs(plain - exact[c]) > std::abs(o[c] - exact[c])) o[c] = plain;
+    }
   });
-  return max + std::log(sum / factor);
+}
+
+struct Position {
+  std::int64_t batch, head, row;
+};
+/// Of row `i` of LSE, and where its features are in a dense O.
+Position position(const ForwardProblem& p, std::int64_t i) {
+  return {i / p.seqlen_q / p.heads, i / p.seqlen_q % p.heads, i % p.seqlen_q};
+}
+std::int64_t first_feature(const ForwardProblem& p, std::int64_t batch, std::int64_t head, std::int64_t row) {
+  return ((batch * p.seqlen_q + row) * p.heads + head) * p.d_v;
 }
 
 /// Calls row_function(batch, head, row, o) -> lse for every row.
@@ -118,9 +131,8 @@ Result all_rows(const ForwardProblem& p, int threads, RowFunction row_function) 
   result.o.resize(static_cast<std::size_t>(p.batch * p.seqlen_q * p.heads * p.d_v));
   result.lse.resize(static_cast<std::size_t>(p.batch * p.heads * p.seqlen_q));
   share_out(p.batch * p.heads * p.seqlen_q, threads, [&](std::int64_t i) {
-    const std::int64_t row = i % p.seqlen_q, head = i / p.seqlen_q % p.heads, batch = i / p.seqlen_q / p.heads;
-    double* o = result.o.data() + ((batch * p.seqlen_q + row) * p.heads + head) * p.d_v;
-    result.lse[i] = row_function(p, batch, head, row, o);
+    const auto [batch, head, row] = position(p, i);
+    result.lse[i] = row_function(p, batch, head, row, result.o.data() + first_feature(p, batch, head, row));
   });
   return result;
 }
@@ -144,11 +156,14 @@ Result plain_forward(const ForwardProblem& problem, int threads, bool round_scor
   });
 }
 
-Result plain_e4m3_forward(const ForwardProblem& problem, int threads, double exponent) {
-  return all_rows(problem, threads,
-                  [&](const ForwardProblem& p, std::int64_t batch, std::int64_t head, std::int64_t row, double* o) {
-                    return plain_e4m3_row(p, exponent, batch, head, row, o);
-                  });
+std::vector<double> plain_e4m3_forward(const ForwardProblem& problem, const std::vector<double>& exact, int threads) {
+  std::vector<double> plain(exact.size());
+  share_out(problem.batch * problem.heads * problem.seqlen_q, threads, [&](std::int64_t i) {
+    const auto [batch, head, row] = position(problem, i);
+    const std::int64_t at = first_feature(problem, batch, head, row);
+    plain_e4m3_row(problem, exact.data() + at, batch, head, row, plain.data() + at);
+  });
+  return plain;
 }
 
 double score_magnitude(const ForwardProblem& p, std::int64_t batch, std::int64_t head, std::int64_t row) {

@@ -27,10 +27,11 @@ double forward_row(const ForwardProblem& problem, std::int64_t batch, std::int64
 /// move the weights. Not for e4m3.
 Result plain_forward(const ForwardProblem& problem, int threads = 1, bool round_scores = true);
 
-/// The plain computation for e4m3: S and all sums in f32, P = 2^exponent * exp(S - max) rounded to e4m3 (exponent at
-/// most 8), O = P V / sum(P before it was rounded), rounded to problem.o_dtype. Where P lies between the values of e4m3
-/// depends on the exponent, and so does the error: it has to be asked for several.
-Result plain_e4m3_forward(const ForwardProblem& problem, int threads, double exponent);
+/// O of the plain computation for e4m3, as Result::o: S and all sums in f32, P = exp(S - max) rounded to e4m3 as f times
+/// what it is, O = P V / sum(P before it was rounded), rounded to problem.o_dtype. Of f = 2^8, 2^7.75, 2^7.5 and 2^7.25
+/// the one whose element is farthest from `exact`: where weights lie between the values of e4m3 is chance, and one f
+/// alone says little about a problem of few rows and keys.
+std::vector<double> plain_e4m3_forward(const ForwardProblem& problem, const std::vector<double>& exact, int threads);
 
 /// |softmax_scale| * max over the visible keys j of sum_c |q_c k_jc|, scales of e4m3 included: what the rounding errors of a row's scores are
 /// relative to.
