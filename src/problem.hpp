@@ -90,6 +90,25 @@ struct BackwardProblem : Problem {
   double flops() const { return 2.0 * double(3 * d + 2 * d_v) * visible_pairs(); }
 };
 
+/// From x to e4m3; what the fields mean is said of fa3_quantize_params.
+struct QuantizeProblem {
+  fa3_dtype dtype = FA3_F16;  // of x
+  std::int64_t batch = 0, seqlen = 0, heads = 0, d = 0;
+  std::int64_t scale_heads = 0;  // a divisor of heads
+  TensorRef x, y;
+  fa3_scaling scaling = FA3_SCALING_BLOCK;
+  ScalesRef scale;
+  const float *rope_cos = nullptr, *rope_sin = nullptr;  // both or neither
+  std::int64_t rope_stride = 0, rope_d = 0;
+  bool rope_interleaved = false, rotate = false;
+  std::uint64_t seed = 0;
+
+  /// Heads of a batch entry that share a scale which is not per block.
+  std::int64_t group() const { return heads / scale_heads; }
+  /// Blocks of FA3_SCALE_ROWS rows of a head.
+  std::int64_t blocks() const { return (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS; }
+};
+
 constexpr std::size_t element_bytes(fa3_dtype dtype) { return dtype == FA3_F32 ? 4 : dtype == FA3_E4M3 ? 1 : 2; }
 
 }  // namespace fa3

@@ -6,12 +6,14 @@
 #include "api/checks.hpp"
 #include "cpu/backward.hpp"
 #include "cpu/forward.hpp"
+#include "cpu/quantize.hpp"
 #include "cpu/simd.hpp"
 #include "fa3/fa3.h"
 #include "kernels/backward_launch.hpp"
 #include "kernels/configs.hpp"
 #include "kernels/launch.hpp"
 #include "kernels/plan.hpp"
+#include "kernels/quantize_launch.hpp"
 #include "source_hash.hpp"
 
 namespace {
@@ -130,6 +132,32 @@ fa3_status fa3_backward(const fa3_backward_params* params, void* workspace, size
       fa3::kernels::backward(problem, workspace, workspace_bytes, stream);
     else
       fa3::cpu::backward(problem);
+  });
+}
+
+fa3_status fa3_quantize_supported(const fa3_quantize_params* params) {
+  return guarded([&] {
+    const fa3::QuantizeProblem problem = fa3::api::check_quantize(params);
+    if (params->device == FA3_DEVICE_CUDA) fa3::kernels::plan_quantize(problem);
+  });
+}
+
+fa3_status fa3_quantize_workspace_size(const fa3_quantize_params* params, size_t* bytes) {
+  return guarded([&] {
+    if (bytes == nullptr) throw fa3::Error(FA3_INVALID_ARGUMENT, "bytes is null");
+    const fa3::QuantizeProblem problem = fa3::api::check_quantize(params);
+    *bytes = params->device == FA3_DEVICE_CUDA ? fa3::kernels::plan_quantize(problem).workspace_bytes : 0;
+  });
+}
+
+fa3_status fa3_quantize(const fa3_quantize_params* params, void* workspace, size_t workspace_bytes, fa3_stream stream) {
+  return guarded([&] {
+    const fa3::QuantizeProblem problem = fa3::api::check_quantize(params);
+    if (problem.y.empty()) return;
+    if (params->device == FA3_DEVICE_CUDA)
+      fa3::kernels::quantize(problem, workspace, workspace_bytes, stream);
+    else
+      fa3::cpu::quantize(problem);
   });
 }
 

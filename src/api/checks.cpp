@@ -408,6 +408,109 @@ BackwardProblem check_backward(const fa3_backward_params* given) {
   return p;
 }
 
+namespace {
+
+/// The extents of the scales; of a whole tensor's there is one.
+std::array<int64_t, 3> scales_shape(const QuantizeProblem& p) {
+  if (p.scaling == FA3_SCALING_TENSOR) return {1, 1, 1};
+  return {p.batch, p.scale.per_block ? p.heads : p.scale_heads, p.scale.per_block ? p.blocks() : 1};
+}
+
+/// p.scale, from everything else of p. y is not empty.
+void check_quantizer_scales(const fa3_scales& scales, QuantizeProblem& p) {
+  p.scale.per_block = check_flag(scales.per_block, "scale.per_block");
+  if (scales.reserved != 0) invalid("scale.reserved is " + to_string(scales.reserved) + "; it must be 0");
+  if (p.scaling != FA3_SCALING_GIVEN) {
+    if (p.scale.per_block != (p.scaling == FA3_SCALING_BLOCK))
+      invalid("scale.per_block is " + to_string(scales.per_block) + "; with scaling = " + to_string(p.scaling) +
+              " it must be " + (p.scale.per_block ? "0" : "1, as FA3_SCALING_BLOCK (1) writes a scale for each block"));
+    if (scales.data == nullptr)
+      invalid("scale.data is null, but it is written; only with FA3_SCALING_GIVEN (4) it may be null");
+  }
+  if (p.scaling == FA3_SCALING_TENSOR)
+    for (const auto& [i, extent] : {std::pair{0, p.batch}, {1, p.scale_heads}})
+      if (extent > 1 && scales.stride[i] != 0)
+        invalid("scale.stride[" + to_string(i) + "] is " + to_string(scales.stride[i]) +
+                "; with FA3_SCALING_TENSOR (3) there is one scale, so it must be 0");
+  if (scales.data == nullptr) return;
+  check_pointer("scale.data", scales.data, sizeof(float));
+  p.scale.data = scales.data;
+  p.scale.stride = check_strides("scale.stride", scales_shape(p), scales.stride);
+  check_reach("scale", scales_shape(p), p.scale.stride, sizeof(float));
+  if (p.scaling != FA3_SCALING_GIVEN) check_distinct("scale.stride", scales_shape(p), p.scale.stride);
+}
+
+/// The embedding's tables, of which both are given.
+void check_rope(const fa3_quantize_params& params, QuantizeProblem& p) {
+  p.rope_d = params.rope_d;
+  if (p.rope_d < 2 || p.rope_d > p.d || p.rope_d % 2 != 0)
+    invalid("rope_d is " + to_string(p.rope_d) + "; it must be even, from 2 to d = " + to_string(p.d));
+  if (params.rope_stride < 0)
+    invalid("rope_stride is " + to_string(params.rope_stride) + "; negative strides are not allowed");
+  p.rope_stride = p.seqlen > 1 ? params.rope_stride : 0;
+  check_pointer("rope_cos", params.rope_cos, sizeof(float));
+  check_pointer("rope_sin", params.rope_sin, sizeof(float));
+  check_reach<2>("rope_cos", {p.seqlen, p.rope_d / 2}, {p.rope_stride, 1}, sizeof(float));
+  p.rope_cos = params.rope_cos;
+  p.rope_sin = params.rope_sin;
+}
+
+}  // namespace
+
+QuantizeProblem check_quantize(const fa3_quantize_params* given) {
+  const fa3_quantize_params params = whole_params(given, "fa3_quantize_params", sizeof(fa3_quantize_params));
+  QuantizeProblem p;
+  if (params.device != FA3_DEVICE_CUDA && params.device != FA3_DEVICE_CPU)
+    invalid("device is " + to_string(params.device) + "; it must be FA3_DEVICE_CUDA (1) or FA3_DEVICE_CPU (2)");
+  if (params.scaling < FA3_SCALING_BLOCK || params.scaling > FA3_SCALING_GIVEN)
+    invalid(
+        "scaling is " + to_string(params.scaling) +
+        "; it must be FA3_SCALING_BLOCK (1), FA3_SCALING_HEAD (2), FA3_SCALING_TENSOR (3) or FA3_SCALING_GIVEN (4)");
+  p.scaling = fa3_scaling(params.scaling);
+  p.batch = non_negative(params.batch, "batch");
+  p.seqlen = non_negative(params.seqlen, "seqlen");
+  p.heads = positive(params.heads, "heads");
+  for (const auto& [extent, name] : {std::pair{p.batch, "batch"}, {p.seqlen, "seqlen"}, {p.heads, "heads"}})
+    if (extent > (int64_t(1) << 31) - 1) invalid(string(name) + " is " + to_string(extent) + "; it must be below 2^31");
+  p.scale_heads = params.scale_heads == 0 ? p.heads : params.scale_heads;
+  if (p.scale_heads < 0 || p.heads % p.scale_heads != 0)
+    invalid("scale_heads is " + to_string(p.scale_heads) + "; it must be a divisor of heads = " + to_string(p.heads) +
+            ", or 0 for heads");
+  p.d = params.d;
+  if (p.d < 16 || p.d > 256 || p.d % 16 != 0)
+    invalid("d is " + to_string(p.d) + "; it must be a multiple of 16 from 16 to 256");
+  if (!known_dtype(params.x.dtype))
+    invalid("x.dtype is " + to_string(params.x.dtype) +
+            "; it must be FA3_F16 (1), FA3_BF16 (2) or, on cpu, FA3_F32 (4)");
+  p.dtype = fa3_dtype(params.x.dtype);
+  if (p.dtype == FA3_F32 && params.device == FA3_DEVICE_CUDA)
+    throw Error(FA3_NOT_SUPPORTED, "x.dtype is FA3_F32 (4); on cuda it must be FA3_F16 (1) or FA3_BF16 (2)");
+  if (params.y.dtype != FA3_E4M3) invalid("y.dtype is " + to_string(params.y.dtype) + "; it must be FA3_E4M3 (3)");
+  const std::array<int64_t, 4> shape = {p.batch, p.seqlen, p.heads, p.d};
+  p.x = check_tensor("x", params.x, shape);
+  p.y = check_tensor("y", params.y, shape);
+  p.rope_interleaved = check_flag(params.rope_interleaved, "rope_interleaved");
+  p.rotate = check_flag(params.rotate, "rotate");
+  p.seed = params.seed;
+  if ((params.rope_cos == nullptr) != (params.rope_sin == nullptr))
+    invalid(string(params.rope_cos == nullptr ? "rope_cos" : "rope_sin") +
+            " is null, but the other table is given; both are needed, or neither");
+  if (p.y.empty()) return p;
+  check_distinct("y.stride", p.y.shape, p.y.stride);
+  check_quantizer_scales(params.scale, p);
+  if (params.rope_cos != nullptr) check_rope(params, p);
+
+  std::vector<NamedBox> outputs = boxes_of(FA3_E4M3, {{"y", &p.y}}), inputs = boxes_of(p.dtype, {{"x", &p.x}});
+  if (p.scale.data != nullptr)
+    (p.scaling == FA3_SCALING_GIVEN ? inputs : outputs)
+        .push_back({"scale", byte_box(p.scale.data, scales_shape(p), p.scale.stride, sizeof(float))});
+  for (const auto& [name, table] : {std::pair{"rope_cos", p.rope_cos}, {"rope_sin", p.rope_sin}})
+    if (table != nullptr)
+      inputs.push_back({name, byte_box<2>(table, {p.seqlen, p.rope_d / 2}, {p.rope_stride, 1}, sizeof(float))});
+  check_outputs_apart(outputs, inputs);
+  return p;
+}
+
 void check_capability(int major, int minor, const char* name) {
   if (major == 9 && minor == 0) return;
   throw Error(

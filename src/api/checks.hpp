@@ -13,6 +13,7 @@ namespace fa3::api {
 /// names the argument, what was given and what is allowed. Reads nothing through the data pointers.
 ForwardProblem check_forward(const fa3_forward_params* params);
 BackwardProblem check_backward(const fa3_backward_params* params);
+QuantizeProblem check_quantize(const fa3_quantize_params* params);
 
 /// Throws Error(FA3_NO_DEVICE) unless a GPU of compute capability major.minor runs the kernels (9.0: wgmma and
 /// setmaxnreg exist there and nowhere else). `name` is for the message.

@@ -1,5 +1,5 @@
-// Arithmetic of the special-function unit, reductions and exchange among the four threads that share a row, conversion
-// to 16 bits.
+// Arithmetic of the special-function unit, reductions and exchange among the four threads that share a row, or among
+// the lanes of a warp, conversion to 16 and 8 bits.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,8 @@ HOPPER_FUNCTION float reciprocal(float x);
 HOPPER_FUNCTION float fma(float a, float b, float c);
 /// Maximum that ignores a NaN operand. PTX: max.f32.
 HOPPER_FUNCTION float maximum(float a, float b);
+/// Maximum that is NaN if an operand is. PTX: max.NaN.f32.
+HOPPER_FUNCTION float maximum_or_nan(float a, float b);
 /// Whether x holds in any lane of the warp; by the whole warp. PTX: vote.sync.any.
 HOPPER_FUNCTION bool warp_any(bool x);
 /// Over the four threads of a quad (lanes 4i..4i+3), which hold one accumulator row; all four get the result.
@@ -28,14 +30,22 @@ HOPPER_FUNCTION float quad_max(float x);
 HOPPER_FUNCTION float quad_sum(float x);
 /// What lane ^ 1 passes; by the whole quad. PTX: shfl.sync.bfly.
 HOPPER_FUNCTION std::uint32_t from_neighbour(std::uint32_t x);
+/// What lane ^ mask passes, mask 1..31; by the whole warp. PTX: shfl.sync.bfly.
+HOPPER_FUNCTION float from_lane_xor(float x, int mask);
+/// Over the warp, all of which gets the result. PTX: redux.sync.max.u32.
+HOPPER_FUNCTION std::uint32_t warp_max(std::uint32_t x);
 /// Two elements rounded to nearest even; `low` in bits 0-15. PTX: cvt.rn.{f16x2,bf16x2}.f32.
 template <Element element>
 HOPPER_FUNCTION std::uint32_t pack2(float low, float high);
 /// The inverse: both elements of a pair, exactly.
 template <Element element>
 HOPPER_FUNCTION void unpack2(std::uint32_t pair, float& low, float& high);
-/// Old value; device-wide atomic.
+/// Four e4m3, rounded to nearest even, x[0] in bits 0-7; what would round above 448, and infinity, becomes 448, NaN
+/// 0x7f. PTX: cvt.rn.satfinite.e4m3x2.f32.
+HOPPER_FUNCTION std::uint32_t pack4_e4m3(const float (&x)[4]);
+/// Old value; device-wide atomics.
 HOPPER_FUNCTION unsigned atomic_add(unsigned* address, unsigned value);
+HOPPER_FUNCTION unsigned atomic_max(unsigned* address, unsigned value);
 
 }  // namespace HOPPER_BACKEND
 }  // namespace fa3::hopper

@@ -15,6 +15,7 @@
 #include "kernels/kernel.hpp"
 #include "kernels/launch_parts.hpp"
 #include "kernels/plan.hpp"
+#include "kernels/quantize_launch.hpp"
 #include "kernels/strided_copy.hpp"
 #include "kernels/tensor_map.hpp"
 #include "of_rows.hpp"
@@ -50,6 +51,7 @@ int prepare(int device) {
     check_registers(kernel_of_row(row), forward_rows[row].name);
   }
   prepare_backward();
+  prepare_quantize();
   cudaFuncAttributes attributes;
   check(cudaFuncGetAttributes(&attributes, strided_copy_kernel()), "cudaFuncGetAttributes");
   return attribute(cudaDevAttrMultiProcessorCount, device);

@@ -1,6 +1,7 @@
 // The GPU side of a library built without CUDA.
 #include "kernels/backward_launch.hpp"
 #include "kernels/launch.hpp"
+#include "kernels/quantize_launch.hpp"
 
 namespace fa3::kernels {
 namespace {
@@ -15,5 +16,6 @@ void check_device() { refuse(); }
 void init(int) { refuse(); }
 void forward(const ForwardProblem&, void*, std::size_t, fa3_stream) { refuse(); }
 void backward(const BackwardProblem&, void*, std::size_t, fa3_stream) { refuse(); }
+void quantize(const QuantizeProblem&, void*, std::size_t, fa3_stream) { refuse(); }
 
 }  // namespace fa3::kernels

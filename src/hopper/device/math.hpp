@@ -24,6 +24,12 @@ __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_
 
 __device__ __forceinline__ float maximum(float a, float b) { return fmaxf(a, b); }
 
+__device__ __forceinline__ float maximum_or_nan(float a, float b) {
+  float c;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
+  return c;
+}
+
 __device__ __forceinline__ bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 
 __device__ __forceinline__ float quad_max(float x) {
@@ -37,6 +43,10 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 __device__ __forceinline__ std::uint32_t from_neighbour(std::uint32_t x) { return __shfl_xor_sync(0xffffffffu, x, 1); }
+
+__device__ __forceinline__ float from_lane_xor(float x, int mask) { return __shfl_xor_sync(0xffffffffu, x, mask); }
+
+__device__ __forceinline__ std::uint32_t warp_max(std::uint32_t x) { return __reduce_max_sync(0xffffffffu, x); }
 
 template <Element element>
 __device__ __forceinline__ std::uint32_t pack2(float low, float high) {
@@ -63,6 +73,16 @@ __device__ __forceinline__ void unpack2(std::uint32_t pair, float& low, float& h
   }
 }
 
+__device__ __forceinline__ std::uint32_t pack4_e4m3(const float (&x)[4]) {
+  std::uint32_t packed;
+  asm("{\n.reg .b16 l, h;\ncvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 h, %4, %3;\n"
+      "mov.b32 %0, {l, h};\n}\n"
+      : "=r"(packed)
+      : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
+  return packed;
+}
+
 __device__ __forceinline__ unsigned atomic_add(unsigned* address, unsigned value) { return atomicAdd(address, value); }
+__device__ __forceinline__ unsigned atomic_max(unsigned* address, unsigned value) { return atomicMax(address, value); }
 
 }  // namespace fa3::hopper::inline device

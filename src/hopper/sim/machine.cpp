@@ -1090,6 +1090,15 @@ std::uint32_t Cluster::quad_exchange(std::uint32_t x) {
   return shuffle(x, "from_neighbour", [](const auto& all, std::size_t lane) { return all[lane ^ 1]; });
 }
 
+std::uint32_t Cluster::lane_exchange(std::uint32_t x, int mask) {
+  return shuffle(x, "from_lane_xor",
+                 [mask](const auto& all, std::size_t lane) { return all[lane ^ std::size_t(mask)]; });
+}
+
+std::uint32_t Cluster::warp_max(std::uint32_t x) {
+  return shuffle(x, "warp_max", [](const auto& all, std::size_t) { return *std::max_element(all.begin(), all.end()); });
+}
+
 void Cluster::account_exp2() {
   Thread& thread = self();
   ++counters_.exp2;

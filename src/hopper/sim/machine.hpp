@@ -115,6 +115,8 @@ class Cluster {
 
   bool warp_any(bool x);
   std::uint32_t quad_exchange(std::uint32_t x);
+  std::uint32_t lane_exchange(std::uint32_t x, int mask);
+  std::uint32_t warp_max(std::uint32_t x);
   /// A shuffle: what lane 0 gives. `what` names it in messages.
   int from_lane_0(int x, const char* what);
   /// x, which must be the same in all lanes.

@@ -1,6 +1,9 @@
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "dtype.hpp"
@@ -24,10 +27,20 @@ inline float maximum(float a, float b) {
   return std::fmax(a, b);
 }
 
+inline float maximum_or_nan(float a, float b) {
+  simulator::Cluster::current().account_alu(2, "max");
+  return std::isnan(a) || std::isnan(b) ? std::numeric_limits<float>::quiet_NaN() : std::fmax(a, b);
+}
+
 inline bool warp_any(bool x) { return simulator::Cluster::current().warp_any(x); }
 inline float quad_max(float x) { return simulator::Cluster::current().quad_reduce(x, true); }
 inline float quad_sum(float x) { return simulator::Cluster::current().quad_reduce(x, false); }
 inline std::uint32_t from_neighbour(std::uint32_t x) { return simulator::Cluster::current().quad_exchange(x); }
+
+inline float from_lane_xor(float x, int mask) {
+  return std::bit_cast<float>(simulator::Cluster::current().lane_exchange(std::bit_cast<std::uint32_t>(x), mask));
+}
+inline std::uint32_t warp_max(std::uint32_t x) { return simulator::Cluster::current().warp_max(x); }
 
 template <Element element>
 inline std::uint32_t pack2(float low, float high) {
@@ -52,6 +65,16 @@ inline void unpack2(std::uint32_t pair, float& low, float& high) {
   high = value(pair >> 16);
 }
 
+inline std::uint32_t pack4_e4m3(const float (&x)[4]) {
+  simulator::Cluster::current().account_alu(4, "convert");
+  std::uint32_t packed = 0;
+  for (int i = 0; i < 4; ++i) packed |= std::uint32_t(from_float<E4m3>(x[i]).bits) << 8 * i;
+  return packed;
+}
+
 inline unsigned atomic_add(unsigned* address, unsigned value) { return std::exchange(*address, *address + value); }
+inline unsigned atomic_max(unsigned* address, unsigned value) {
+  return std::exchange(*address, std::max(*address, value));
+}
 
 }  // namespace fa3::hopper::inline sim

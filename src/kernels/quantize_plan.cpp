@@ -1,0 +1,116 @@
+#include "kernels/quantize_plan.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <string>
+
+#include "error.hpp"
+#include "kernels/plan.hpp"
+#include "quantization.hpp"
+
+namespace fa3::kernels {
+namespace {
+
+/// How the pieces of a row are shared out.
+struct Sharing {
+  int lanes, slots_used;
+};
+Sharing share_out(const QuantizeProblem& problem) {
+  const int pieces = int(problem.d) / attention::piece_features;
+  if (problem.rotate) {
+    const Rotation rotation = make_rotation(problem.d, problem.seed);
+    // The pieces of a segment lie in neighbours, so that the mix of segments is among a thread's own.
+    if (rotation.segments > 1) return {rotation.order / attention::piece_features, rotation.segments};
+  }
+  // Four lanes write whole sectors, four slots are enough to keep.
+  const int lanes =
+      std::max(std::min(4, int(std::bit_ceil(unsigned(pieces)))), int(std::bit_ceil(unsigned(pieces + 3) / 4)));
+  return {lanes, (pieces + lanes - 1) / lanes};
+}
+
+template <int count>
+bool aligned(const void* data, const std::int64_t* strides, std::int64_t multiple, std::size_t bytes) {
+  return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 &&
+         std::all_of(strides, strides + count, [&](std::int64_t stride) { return stride % multiple == 0; });
+}
+
+}  // namespace
+
+QuantizePlan plan_quantize(const QuantizeProblem& problem) {
+  QuantizePlan plan;
+  if (problem.y.empty()) return plan;
+  plan.element = problem.dtype == FA3_F16 ? hopper::Element::f16 : hopper::Element::bf16;
+  plan.transform = problem.rope_cos != nullptr ? attention::Transform::embedding
+                   : problem.rotate            ? attention::Transform::rotation
+                                               : attention::Transform::none;
+  const auto [lanes, slots_used] = share_out(problem);
+  plan.slots = slots_used > 4 ? 16 : slots_used > 2 || plan.transform == attention::Transform::embedding ? 4 : 2;
+  plan.threads = std::min(FA3_SCALE_ROWS * lanes, attention::quantize_threads(plan.slots));
+  const int parts = FA3_SCALE_ROWS * lanes / plan.threads;
+  if (problem.scaling == FA3_SCALING_BLOCK) plan.cluster = parts;
+  const std::int64_t longest = (std::int64_t(1) << 31) - 1024;
+  if (problem.seqlen > longest)
+    throw Error(FA3_NOT_SUPPORTED, "seqlen is " + std::to_string(problem.seqlen) + "; on cuda it must be at most " +
+                                       std::to_string(longest));
+  check_tiles("heads * ceil(seqlen", problem.seqlen, FA3_SCALE_ROWS / parts, problem.heads * problem.batch);
+  plan.ctas = int(problem.batch * problem.heads * problem.blocks()) * parts;
+  if (problem.scaling == FA3_SCALING_HEAD)
+    plan.workspace_bytes = align(std::size_t(problem.batch * problem.scale_heads) * sizeof(unsigned));
+  if (problem.scaling == FA3_SCALING_TENSOR) plan.workspace_bytes = align(sizeof(unsigned));
+  return plan;
+}
+
+attention::QuantizeArguments quantize_arguments(const QuantizeProblem& problem, const QuantizePlan& plan,
+                                                void* workspace) {
+  attention::QuantizeArguments args{};
+  const std::int64_t of_x[3] = {problem.x.stride[0], problem.x.stride[2], problem.x.stride[1]};
+  const std::int64_t of_y[3] = {problem.y.stride[0], problem.y.stride[2], problem.y.stride[1]};
+  args.x.data = static_cast<std::uint16_t*>(problem.x.data);
+  std::copy(of_x, of_x + 3, args.x.stride);
+  args.x.aligned = aligned<3>(problem.x.data, of_x, 8, 16);
+  args.y = static_cast<std::uint8_t*>(problem.y.data);
+  std::copy(of_y, of_y + 3, args.y_stride);
+  args.y_aligned = aligned<3>(problem.y.data, of_y, 8, 8);
+  args.step = problem.scaling == FA3_SCALING_BLOCK   ? attention::QuantizeStep::own_scale
+              : problem.scaling == FA3_SCALING_GIVEN ? attention::QuantizeStep::given
+                                                     : attention::QuantizeStep::from_maxima;
+  const auto [lanes, slots_used] = share_out(problem);
+  args.heads = int(problem.heads);
+  args.seqlen = int(problem.seqlen);
+  args.blocks = int(problem.blocks());
+  args.pieces = int(problem.d) / attention::piece_features;
+  args.lanes_log2 = std::countr_zero(unsigned(lanes));
+  args.slots_used = slots_used;
+  args.parts = FA3_SCALE_ROWS * lanes / plan.threads;
+  args.rows = FA3_SCALE_ROWS;
+  args.items = plan.ctas / args.parts;
+
+  args.scale = problem.scale.data;
+  std::copy(problem.scale.stride.begin(), problem.scale.stride.end(), args.scale_stride);
+  const bool one = problem.scaling == FA3_SCALING_TENSOR;
+  args.group = int(one ? problem.heads : problem.scale.per_block ? 1 : problem.group());
+  args.maxima = static_cast<unsigned*>(workspace);
+  args.maxima_of_batch = one ? 0 : int(problem.scale_heads);
+
+  args.rope_cos = problem.rope_cos;
+  args.rope_sin = problem.rope_sin;
+  args.rope_stride = problem.rope_stride;
+  args.rope_d = int(problem.rope_d);
+  args.rope_interleaved = problem.rope_interleaved;
+  args.rope_pieces = problem.rope_d % (problem.rope_interleaved ? 8 : 16) == 0 &&
+                     aligned<1>(problem.rope_cos, &problem.rope_stride, 4, 16) &&
+                     aligned<1>(problem.rope_sin, &problem.rope_stride, 4, 16);
+
+  const Rotation rotation = problem.rotate ? make_rotation(problem.d, problem.seed) : Rotation();
+  args.rotate = problem.rotate;
+  args.segments = rotation.segments;
+  args.norm = rotation.norm;
+  args.mix = rotation.mix;
+  for (int piece = 0; piece < 32; ++piece)
+    for (int i = 0; i < 8; ++i)
+      args.signs[piece] |= (rotation.signs[piece / 4] >> (piece % 4 * 8 + i) & 1) << ((i % 2 == 0 ? 15 : 31) - i / 2);
+  return args;
+}
+
+}  // namespace fa3::kernels

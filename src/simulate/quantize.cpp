@@ -1,0 +1,55 @@
+#include "simulate/quantize.hpp"
+
+#include <cstring>
+
+#include "attention/quantize.hpp"
+#include "kernels/quantize_plan.hpp"
+#include "simulate/workspace.hpp"
+
+namespace fa3::simulator {
+namespace {
+
+using Body = void (*)(attention::QuantizeShared& shared, const attention::QuantizeArguments& args);
+
+template <hopper::Element element>
+Body body_of(const kernels::QuantizePlan& plan) {
+  using attention::Transform;
+  switch (plan.transform) {
+    case Transform::none:
+      return plan.slots == 2 ? &attention::quantize<element, Transform::none, 2>
+                             : &attention::quantize<element, Transform::none, 4>;
+    case Transform::rotation:
+      return plan.slots == 2   ? &attention::quantize<element, Transform::rotation, 2>
+             : plan.slots == 4 ? &attention::quantize<element, Transform::rotation, 4>
+                               : &attention::quantize<element, Transform::rotation, 16>;
+    default:
+      return plan.slots == 4 ? &attention::quantize<element, Transform::embedding, 4>
+                             : &attention::quantize<element, Transform::embedding, 16>;
+  }
+}
+
+}  // namespace
+
+void quantize(const QuantizeProblem& problem, const Options& options) {
+  const kernels::QuantizePlan plan = kernels::plan_quantize(problem);
+  const Body body =
+      plan.element == hopper::Element::f16 ? body_of<hopper::Element::f16>(plan) : body_of<hopper::Element::bf16>(plan);
+  const PoisonedWorkspace workspace = poisoned_workspace(plan.workspace_bytes);
+  attention::QuantizeArguments args = kernels::quantize_arguments(problem, plan, workspace.get());
+  const auto run = [&] {
+    for (int cta = 0; cta < plan.ctas; cta += plan.cluster) {
+      Cluster cluster(options, cta, plan.ctas, plan.threads, sizeof(attention::QuantizeShared), plan.cluster);
+      cluster.run([&] { body(*reinterpret_cast<attention::QuantizeShared*>(cluster.shared()), args); });
+    }
+  };
+  if (plan.two_passes()) {
+    std::memset(workspace.get(), 0, plan.workspace_bytes);
+    const attention::QuantizeStep last = args.step;
+    args.step = attention::QuantizeStep::maxima;
+    run();
+    args.step = last;
+  }
+  run();
+}
+
+}  // namespace fa3::simulator

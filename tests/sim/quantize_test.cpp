@@ -1,0 +1,49 @@
+// The quantiser's kernel on the simulator, bit by bit.
+#include "simulate/quantize.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cpu/quantize_case.hpp"
+
+namespace fa3 {
+namespace {
+
+using quantize_test::Case;
+using quantize_test::Trial;
+
+std::string compare(const Case& c, simulator::Completion completion, std::uint64_t seed) {
+  Trial trial(c);
+  simulator::Options options;
+  options.completion = completion;
+  options.seed = seed;
+  simulator::quantize(trial.problem(), options);
+  return trial.difference();
+}
+
+TEST(QuantizeKernel, AgreesWithTheReference) {
+  std::uint64_t seed = 0;
+  for (const Case& c : quantize_test::small_cases()) {
+    SCOPED_TRACE(c.name());
+    EXPECT_EQ(compare(c, seed % 2 ? simulator::Completion::lazy : simulator::Completion::random, seed), "");
+    ++seed;
+  }
+}
+
+// Rounding, saturation, NaN and infinity in every place.
+TEST(QuantizeKernel, AgreesWithTheReferenceOnAllBitPatterns) {
+  for (const fa3_dtype dtype : {FA3_F16, FA3_BF16})
+    for (const float scale : {0.0f, 0.37f, 1e20f}) {
+      Case c;
+      c.dtype = dtype;
+      c.batch = 1, c.seqlen = 256, c.heads = 1, c.d = 256;
+      c.values = Case::Values::all_bits;
+      c.scaling = scale == 0 ? FA3_SCALING_TENSOR : FA3_SCALING_GIVEN;
+      c.given_scale = scale;
+      EXPECT_EQ(compare(c, simulator::Completion::eager, 0), "") << scale;
+    }
+}
+
+}  // namespace
+}  // namespace fa3
