@@ -68,7 +68,7 @@ struct ScalesRef {
 
 struct ForwardProblem : Problem {
   TensorRef q, k, v, o;
-  fa3_dtype o_dtype = FA3_F16;  // with e4m3; else o has `dtype`
+  fa3_dtype o_dtype = FA3_F16;               // with e4m3; else o has `dtype`
   ScalesRef q_scale, k_scale, v_scale;       // e4m3 only
   float* lse = nullptr;                      // null: not wanted
   std::array<std::int64_t, 3> lse_stride{};  // batch, head, row

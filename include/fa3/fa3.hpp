@@ -32,9 +32,9 @@ class [[nodiscard]] Status {
 };
 
 struct ForwardOptions {
-  bool causal = false;                 ///< bottom-right aligned: row i sees keys j <= i + seqlen_k - seqlen_q
-  std::optional<float> softmax_scale;  ///< default 1 / sqrt(d)
-  int sm_margin = 0;                   ///< SMs the kernel leaves to others; ignored on cpu
+  bool causal = false;                   ///< bottom-right aligned: row i sees keys j <= i + seqlen_k - seqlen_q
+  std::optional<float> softmax_scale;    ///< default 1 / sqrt(d)
+  int sm_margin = 0;                     ///< SMs the kernel leaves to others; ignored on cpu
   ScalesView q_scale, k_scale, v_scale;  ///< e4m3 only: what its values are multiplied by; without data 1
 };
 

@@ -38,9 +38,8 @@ Params whole_params(const Params* given, const char* name, std::initializer_list
   return whole;
 }
 
-bool known_dtype(int32_t dtype) {
-  return dtype == FA3_F16 || dtype == FA3_BF16 || dtype == FA3_E4M3 || dtype == FA3_F32;
-}
+/// One that every pass and the quantiser take.
+bool known_dtype(int32_t dtype) { return dtype == FA3_F16 || dtype == FA3_BF16 || dtype == FA3_F32; }
 
 int64_t non_negative(int64_t value, const char* name) {
   if (value < 0) invalid(string(name) + " is " + to_string(value) + "; it must not be negative");
@@ -164,7 +163,7 @@ void check_dtypes(int32_t device, const std::vector<NamedTensor>& tensors, Probl
   for (std::size_t i = 0; i < tensors.size(); ++i)
     names += (i == 0 ? "" : i + 1 == tensors.size() ? " and " : ", ") + string(tensors[i].first);
   for (const auto& [name, tensor] : tensors) {
-    if (!known_dtype(tensor->dtype))
+    if (!known_dtype(tensor->dtype) && tensor->dtype != FA3_E4M3)
       invalid(string(name) + ".dtype is " + to_string(tensor->dtype) +
               "; it must be FA3_F16 (1), FA3_BF16 (2), FA3_E4M3 (3, forward pass only) or FA3_F32 (4)");
     if (tensor->dtype != of_q)
@@ -204,8 +203,9 @@ void check_e4m3_layout(const char* name, const TensorRef& tensor, int32_t device
     if (tensor.stride[i] >= int64_t(1) << 40) invalid(given + "; strides of e4m3 must be below 2^40");
   }
   if (device == FA3_DEVICE_CUDA && !kernels::tma_can_address(tensor))
-    throw Error(FA3_NOT_SUPPORTED, string(name) + ": on cuda elements of an e4m3 tensor may share memory only by "
-                                                  "stride 0 of batch or head; its strides are " +
+    throw Error(FA3_NOT_SUPPORTED, string(name) +
+                                       ": on cuda elements of an e4m3 tensor may share memory only by "
+                                       "stride 0 of batch or head; its strides are " +
                                        to_string(tensor.stride[0]) + ", " + to_string(tensor.stride[1]) + " and " +
                                        to_string(tensor.stride[2]));
 }
@@ -220,13 +220,12 @@ ScalesRef check_scales(const char* name, const fa3_scales& scales, const Forward
               "; unless that is FA3_E4M3 (3) it must be all zero");
     return {};
   }
-  if (scales.reserved != 0)
-    invalid(string(name) + ".reserved is " + to_string(scales.reserved) + "; it must be 0");
+  if (scales.reserved != 0) invalid(string(name) + ".reserved is " + to_string(scales.reserved) + "; it must be 0");
   ScalesRef ref;
   ref.per_block = check_flag(scales.per_block, (string(name) + ".per_block").c_str());
-  const std::array<int64_t, 3> shape =
-      ref.per_block ? std::array{p.batch, heads, (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS}
-                    : std::array{p.batch, p.kv_heads, int64_t(1)};
+  const std::array<int64_t, 3> shape = ref.per_block
+                                           ? std::array{p.batch, heads, (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS}
+                                           : std::array{p.batch, p.kv_heads, int64_t(1)};
   ref.stride = check_strides((string(name) + ".stride").c_str(), shape, scales.stride);
   if (scales.data == nullptr || shape[0] == 0 || shape[2] == 0) return {};
   ref.data = scales.data;
@@ -332,9 +331,8 @@ bool bytes_overlap(const ByteBox& a, const ByteBox& b) {
 }
 
 ForwardProblem check_forward(const fa3_forward_params* given) {
-  const fa3_forward_params params =
-      whole_params(given, "fa3_forward_params",
-                   {offsetof(fa3_forward_params, sm_margin), offsetof(fa3_forward_params, q_scale)});
+  const fa3_forward_params params = whole_params(
+      given, "fa3_forward_params", {offsetof(fa3_forward_params, sm_margin), offsetof(fa3_forward_params, q_scale)});
   ForwardProblem p;
   check_sizes(params, p);
   check_forward_dtypes(params, p);
@@ -380,8 +378,9 @@ BackwardProblem check_backward(const fa3_backward_params* given) {
                 {"dv", &params.dv}},
                p);
   if (p.dtype == FA3_E4M3)
-    invalid("q.dtype is FA3_E4M3 (3), which the forward pass alone has; it must be FA3_F16 (1), FA3_BF16 (2) or "
-            "FA3_F32 (4)");
+    invalid(
+        "q.dtype is FA3_E4M3 (3), which the forward pass alone has; it must be FA3_F16 (1), FA3_BF16 (2) or "
+        "FA3_F32 (4)");
   const std::array<int64_t, 4> of_q = {p.batch, p.seqlen_q, p.heads, p.d}, of_o = {p.batch, p.seqlen_q, p.heads, p.d_v},
                                of_k = {p.batch, p.seqlen_k, p.kv_heads, p.d},
                                of_v = {p.batch, p.seqlen_k, p.kv_heads, p.d_v};
@@ -458,7 +457,7 @@ void check_rope(const fa3_quantize_params& params, QuantizeProblem& p) {
 }  // namespace
 
 QuantizeProblem check_quantize(const fa3_quantize_params* given) {
-  const fa3_quantize_params params = whole_params(given, "fa3_quantize_params", sizeof(fa3_quantize_params));
+  const fa3_quantize_params params = whole_params(given, "fa3_quantize_params");
   QuantizeProblem p;
   if (params.device != FA3_DEVICE_CUDA && params.device != FA3_DEVICE_CPU)
     invalid("device is " + to_string(params.device) + "; it must be FA3_DEVICE_CUDA (1) or FA3_DEVICE_CPU (2)");

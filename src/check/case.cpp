@@ -192,8 +192,7 @@ Case parse_case(const Json& object) {
   // "layout" is for q, k and v, and gives way to "q_layout" and so on wherever in the object it stands.
   if (object.contains("layout")) c.q.layout = c.k.layout = c.v.layout = choice(object["layout"], "layout", layouts);
   // And so is "descale".
-  if (object.contains("descale"))
-    c.q.scales = c.k.scales = c.v.scales = choice(object["descale"], "descale", scales);
+  if (object.contains("descale")) c.q.scales = c.k.scales = c.v.scales = choice(object["descale"], "descale", scales);
   const auto descale = [](TensorSpec& tensor, const char* key) {
     return [&tensor, key](const Json& x) { tensor.scales = choice(x, key, scales); };
   };

@@ -29,13 +29,13 @@ enum class Layout {
 
 /// The scales of an e4m3 tensor. Those of heads and blocks are seeded powers of 2 with any exponent in a range.
 enum class Scales {
-  none,        // no pointer: 1
-  head,        // one for each key/value head, exponents -1..1
-  block,       // one for each block, exponents -1..1
-  transposed,  // the same, in memory [block, head, batch]
-  wild,        // the same, exponents -4..2
-  repeat,      // one for all, of each head (stride 0)
-  repeat_block // the same, of each block
+  none,         // no pointer: 1
+  head,         // one for each key/value head, exponents -1..1
+  block,        // one for each block, exponents -1..1
+  transposed,   // the same, in memory [block, head, batch]
+  wild,         // the same, exponents -4..2
+  repeat,       // one for all, of each head (stride 0)
+  repeat_block  // the same, of each block
 };
 
 enum class LseLayout { none, dense, transposed };  // [batch, heads, seqlen_q] or, in memory, [batch, seqlen_q, heads]

@@ -185,9 +185,8 @@ bool per_block(Scales scales) { return scales >= Scales::block && scales != Scal
 /// The scales of a tensor, as a tensor [batch, heads, blocks, 1].
 void add_scales(Memory& memory, int tensor, const Case& c, Scales scales, int64_t heads, int64_t seqlen) {
   if (scales == Scales::none) return;
-  const Index shape = per_block(scales)
-                          ? Index{c.batch, heads, (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS, 1}
-                          : Index{c.batch, c.kv_heads, 1, 1};
+  const Index shape = per_block(scales) ? Index{c.batch, heads, (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS, 1}
+                                        : Index{c.batch, c.kv_heads, 1, 1};
   Placement p = place(Layout::dense, shape, FA3_F32);
   if (scales == Scales::transposed) p.stride = {1, shape[0], shape[0] * shape[1], 1};
   if (scales == Scales::repeat || scales == Scales::repeat_block) p.stride = {0, 0, 0, 1};

@@ -3,7 +3,7 @@
 
 namespace fa3::cpu {
 
-inline constexpr int tile_k = 64;     // keys of a block
+inline constexpr int tile_k = 64;  // keys of a block
 // The weights of FP8 are rounded as multiples of 2^-8 of what they are: then they are at most 256, of the 448 that e4m3
 // has room for, and the smallest that is not lost is 2^-18 of the largest one so far.
 inline constexpr int e4m3_weight_log2 = 8;
