@@ -45,6 +45,31 @@ struct BackwardOptions {
   int sm_margin = 0;                   ///< SMs the main kernel leaves to others; ignored on cpu
 };
 
+/// Which rows share a scale; see fa3_scaling.
+enum class Scaling : std::int32_t {
+  block = FA3_SCALING_BLOCK,
+  head = FA3_SCALING_HEAD,
+  tensor = FA3_SCALING_TENSOR,
+  given = FA3_SCALING_GIVEN
+};
+
+/// Rotary embedding of the first `features` features, an even number. cos, sin: [seqlen, features / 2], f32, on the
+/// device of x.
+struct Rope {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  std::int64_t features = 0;
+  std::int64_t stride = 0;   ///< elements from one position to the next, in both tables
+  bool interleaved = false;  ///< the pairs are features 2i, 2i + 1; else i, i + features / 2
+};
+
+struct QuantizeOptions {
+  Scaling scaling = Scaling::block;
+  std::optional<Rope> rope;  ///< applied first
+  bool rotate = false;       ///< x' = (x D) H, which spreads outliers; for q and k with one seed, or for neither
+  std::uint64_t seed = 0;    ///< of the signs D
+};
+
 /// Device memory for intermediate results, 256-byte aligned; not used on the cpu device.
 struct Workspace {
   void* data = nullptr;
@@ -215,6 +240,56 @@ inline Status backward_params(const ConstTensor& d_o, const ConstTensor& q, cons
   return builder.status();
 }
 
+/// The same for the quantiser.
+inline Status quantize_params(const ConstTensor& x, const Tensor& y, const ScalesView& scale,
+                              const QuantizeOptions& options, fa3_quantize_params& params) {
+  const Device device = resolve(x.device);
+  const auto [batch, seqlen, heads, d] = x.shape;
+  params = {};
+  params.struct_size = sizeof(params);
+  params.api_version = FA3_API_VERSION;
+  params.device = static_cast<std::int32_t>(device);
+  params.scaling = static_cast<std::int32_t>(options.scaling);
+  params.batch = batch;
+  params.seqlen = seqlen;
+  params.heads = heads;
+  params.d = d;
+  params.x = to_c(x);
+  params.y = to_c(y);
+  params.rotate = options.rotate;
+  params.seed = options.seed;
+  if (Status s = expect_shape(y, "y", x.shape, "[batch, seqlen, heads, d]"); !s) return s;
+  if (scale.data != nullptr) {
+    const std::int64_t blocks = (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS;
+    const BasicView<const void*, 3> whole(scale.data, scale.shape, Dtype::f32);
+    const BasicView<const void*, 2> of_heads(scale.data, {scale.shape[0], scale.shape[1]}, Dtype::f32);
+    Status s = scale.per_block
+                   ? expect_shape(whole, "scale", {batch, heads, blocks}, "[batch, heads, ceil(seqlen / 128)]")
+                   : expect_shape(of_heads, "scale", {batch, scale.shape[1]}, "[batch, a divisor of heads]");
+    if (s && (scale.shape[1] < 1 || heads % scale.shape[1] != 0))
+      s = Status(FA3_INVALID_ARGUMENT, "scale: shape is " + shape_text(of_heads) +
+                                           "; the second extent must be a divisor of heads = " + std::to_string(heads));
+    if (!s) return s;
+    params.scale_heads = scale.per_block ? 0 : scale.shape[1];
+  }
+  params.scale.data = scale.data;
+  params.scale.per_block = scale.per_block;
+  for (std::size_t i = 0; i < 3; ++i) params.scale.stride[i] = scale.stride[i];
+  for (const auto& [other, name] : {std::pair{y.device, "y"}, {scale.data ? scale.device : x.device, "scale"}})
+    if (other != x.device && resolve(other) != device)
+      return Status(FA3_INVALID_ARGUMENT, std::string(name) + ": is on another device than x");
+  if (options.rope) {
+    params.rope_cos = options.rope->cos;
+    params.rope_sin = options.rope->sin;
+    params.rope_stride = options.rope->stride;
+    params.rope_d = options.rope->features;
+    params.rope_interleaved = options.rope->interleaved;
+    if (params.rope_cos == nullptr && params.rope_sin == nullptr && x.shape[0] * x.shape[1] * x.shape[2] > 0)
+      return Status(FA3_INVALID_ARGUMENT, "rope: cos and sin are null; leave rope out if it is not wanted");
+  }
+  return Status();
+}
+
 }  // namespace detail
 
 /// Bytes of workspace forward() needs for these arguments; 0 on the cpu device.
@@ -295,6 +370,35 @@ inline Status backward(const ConstTensor& d_o, const ConstTensor& q, const Const
   fa3_backward_params params;
   if (Status s = detail::backward_params(d_o, q, k, v, o, lse, dq, dk, dv, options, params); !s) return s;
   return Status::of(fa3_backward(&params, workspace.data, workspace.bytes, stream));
+}
+
+/// As forward_workspace_size(), for quantize().
+inline Status quantize_workspace_size(const ConstTensor& x, const Tensor& y, const ScalesView& scale,
+                                      const QuantizeOptions& options, std::size_t& bytes) {
+  fa3_quantize_params params;
+  if (Status s = detail::quantize_params(x, y, scale, options, params); !s) return s;
+  return Status::of(fa3_quantize_workspace_size(&params, &bytes));
+}
+
+/// As forward_supported(), for quantize().
+inline Status quantize_supported(const ConstTensor& x, const Tensor& y, const ScalesView& scale,
+                                 const QuantizeOptions& options = {}) {
+  fa3_quantize_params params;
+  if (Status s = detail::quantize_params(x, y, scale, options, params); !s) return s;
+  return Status::of(fa3_quantize_supported(&params));
+}
+
+/// y = e4m3(x' / scale), x' being x after the embedding and the rotation of the options.
+///   x [batch, seqlen, heads, d], f16 or bf16, on cpu also f32   y: of x's shape, e4m3
+///   scale: written but for Scaling::given. Scaling::block: ScalesView::of_blocks. head: of_heads, of heads or, for a
+///   q,
+///     kv_heads of them. tensor: of_tensor. given: any, or one without data: 1
+/// On cuda the work is enqueued on `stream`; on cpu it is done on return. If the status is not ok, nothing was written.
+inline Status quantize(const ConstTensor& x, const Tensor& y, const ScalesView& scale,
+                       const QuantizeOptions& options = {}, Workspace workspace = {}, fa3_stream stream = nullptr) {
+  fa3_quantize_params params;
+  if (Status s = detail::quantize_params(x, y, scale, options, params); !s) return s;
+  return Status::of(fa3_quantize(&params, workspace.data, workspace.bytes, stream));
 }
 
 }  // namespace fa3

@@ -81,6 +81,10 @@ struct ScalesView {
                               Device device = Device::automatic) {
     return {data, {batch, heads, blocks}, contiguous_strides<3>({batch, heads, blocks}), true, device};
   }
+  /// One for all heads of all batch entries.
+  static ScalesView of_tensor(float* data, std::int64_t batch, std::int64_t heads, Device device = Device::automatic) {
+    return {data, {batch, heads, 1}, {0, 0, 0}, false, device};
+  }
 };
 
 }  // namespace fa3

@@ -28,6 +28,8 @@ struct alignas(8) EightE4m3 {
   std::uint32_t four[2];
 };
 
+HOPPER_FUNCTION int quotient(int n, Divisor divisor) { return int(std::uint64_t(n) * divisor.factor >> divisor.shift); }
+
 HOPPER_FUNCTION bool is_finite(float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffu) < 0x7f800000u; }
 
 template <hopper::Element element>
@@ -156,13 +158,10 @@ HOPPER_FUNCTION std::uint32_t maximum_of_block(QuantizeShared& shared, const Qua
   const std::uint32_t of_warp = hopper::warp_max(std::bit_cast<std::uint32_t>(of_thread));
   if (hopper::lane() == 0) hopper::store_shared(shared.of_warp[thread / hopper::warp_threads], of_warp);
   hopper::cta_sync();
-  const int warps = (args.rows / args.parts << args.lanes_log2) / hopper::warp_threads;
-  std::uint32_t most = 0;
-  for (int i = 0; i < warps; ++i) {
-    const std::uint32_t next = hopper::load_shared(shared.of_warp[i]);
-    most = next > most ? next : most;
-  }
-  if (args.step != QuantizeStep::own_scale || args.parts == 1) return most;
+  const int warps = (args.rows << args.lanes_log2) / hopper::warp_threads;
+  const std::uint32_t most =
+      hopper::warp_max(hopper::lane() < warps ? hopper::load_shared(shared.of_warp[hopper::lane()]) : 0);
+  if (args.step != QuantizeStep::own_scale || args.parts_log2 == 0) return most;
   if (thread == 0) hopper::send_word(shared.of_peer, most, shared.from_peer, 1 - hopper::cluster_rank());
   shared.from_peer.wait(0);
   const std::uint32_t of_peer = hopper::load_shared(shared.of_peer);
@@ -172,17 +171,18 @@ HOPPER_FUNCTION std::uint32_t maximum_of_block(QuantizeShared& shared, const Qua
 template <hopper::Element element, Transform transform, int slots>
 HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& args) {
   const int thread = thread_of_cta();
-  const int part = hopper::cta() % args.parts;
+  const int part = hopper::cta() & ((1 << args.parts_log2) - 1);
   // What step `maxima` read last is still in L2.
-  int item = hopper::cta() / args.parts;
+  int item = hopper::cta() >> args.parts_log2;
   if (args.step == QuantizeStep::from_maxima) item = args.items - 1 - item;
-  const int head = item % args.heads, block = item / args.heads % args.blocks, batch = item / args.heads / args.blocks;
-  const int row = (block * args.parts + part) * (args.rows / args.parts) + (thread >> args.lanes_log2);
+  const int blocks = quotient(item, args.by_heads), head = item - blocks * args.heads;  // blocks of a head before it
+  const int batch = quotient(blocks, args.by_blocks), block = blocks - batch * args.blocks;
+  const int row = ((block << args.parts_log2) + part) * args.rows + (thread >> args.lanes_log2);
   const int first_piece = thread & ((1 << args.lanes_log2) - 1);
   const auto piece = [&](int j) { return first_piece + (j << args.lanes_log2); };
   const auto has = [&](int j) { return row < args.seqlen && piece(j) < args.pieces; };
   const std::uint16_t* const x = row_of(args.x, batch, head, row);
-  const bool exchanges = args.step == QuantizeStep::own_scale && args.parts > 1;
+  const bool exchanges = args.step == QuantizeStep::own_scale && args.parts_log2 != 0;
 
   EightFeatures given[slots];
   HOPPER_UNROLL
@@ -249,20 +249,20 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
     });
   }
 
+  const int group = quotient(head, args.by_group);
   const auto place_of_scale = [&]() -> float& {
-    return args
-        .scale[batch * args.scale_stride[0] + head / args.group * args.scale_stride[1] + block * args.scale_stride[2]];
+    return args.scale[batch * args.scale_stride[0] + group * args.scale_stride[1] + block * args.scale_stride[2]];
   };
   float scale = 1;
   if (args.step == QuantizeStep::given) {
     if (args.scale != nullptr) scale = place_of_scale();
   } else {
-    unsigned* const maximum = args.maxima + batch * args.maxima_of_batch + head / args.group;
+    unsigned* const maximum = args.maxima + batch * args.maxima_of_batch + group;
     std::uint32_t bits;
     bool writes = thread == 0 && part == 0;
     if (args.step == QuantizeStep::from_maxima) {
       bits = *maximum;
-      writes = writes && block == 0 && head % args.group == 0 && (batch == 0 || args.maxima_of_batch != 0);
+      writes = writes && block == 0 && head == group * args.group && (batch == 0 || args.maxima_of_batch != 0);
     } else {
       bits = maximum_of_block(shared, args, thread, most);
     }

@@ -17,8 +17,22 @@ enum class Transform : std::uint8_t {
   embedding  // rotary embedding, and H D if args.rotate
 };
 
-/// Threads of a CTA, at most: 32 values of f32 in registers, or with 16 slots 128.
+/// Threads of a CTA, at most; a thread has 4 slots, or 16 where there are more than 4 segments.
 constexpr int quantize_threads(int slots) { return slots == 16 ? 256 : 512; }
+
+/// n / divisor as a product, for n below 2^31. Why: a thread has some 500 instructions to do for its values, and a
+/// division is 20 more.
+struct Divisor {
+  std::uint32_t factor;
+  std::uint32_t shift;
+};
+/// 1 <= divisor < 2^31.
+constexpr Divisor make_divisor(std::uint32_t divisor) {
+  std::uint32_t log2 = 0;  // of the next power of two
+  while (std::uint64_t(1) << log2 < divisor) ++log2;
+  // Too large by less than divisor <= 2^log2, so n times that is less than the power of two of a whole quotient.
+  return {std::uint32_t(((std::uint64_t(1) << (31 + log2)) + divisor - 1) / divisor), 31 + log2};
+}
 
 enum class QuantizeStep : std::uint8_t {
   own_scale,    // the scale is that of the CTA's, or its cluster's, rows
@@ -34,17 +48,19 @@ struct QuantizeArguments {
   bool y_aligned;            // every piece lies at a multiple of 8 bytes
   QuantizeStep step;
   int heads, seqlen, blocks;  // of a head
-  int pieces;                 // of a row
+  Divisor by_heads, by_blocks;
+  int pieces;  // of a row
   // Threads of a row are 1 << lanes_log2 neighbours; the one of rank t has pieces t + (j << lanes_log2), j <
   // slots_used.
   int lanes_log2, slots_used;
-  int parts;  // CTAs that have a block; with own_scale a cluster. Each has rows / parts rows
-  int rows;   // of a block
-  int items;  // blocks in all
+  int parts_log2;  // of the CTAs that have a block, 1 or 2; with own_scale a cluster
+  int rows;        // of a CTA
+  int items;       // blocks in all
 
   float* scale;  // null: given, and 1
   std::int64_t scale_stride[3];
-  int group;         // heads that share one
+  int group;  // heads that share one
+  Divisor by_group;
   unsigned* maxima;  // bits of max|x'| / norm, by batch and group, or one for all
   int maxima_of_batch;
 

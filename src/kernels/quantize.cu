@@ -11,7 +11,7 @@ using hopper::Element;
 
 /// CTAs that an SM holds, at least: as some wait for memory, or for each other, others compute.
 constexpr int ctas_of_sm(Transform transform, int slots) {
-  return transform == Transform::embedding || slots == 16 ? 1 : slots == 4 ? 2 : 3;
+  return transform == Transform::embedding || slots == 16 ? 1 : 2;
 }
 
 template <Element element, Transform transform, int slots>
@@ -29,16 +29,15 @@ const void* function() {
 template <Element element>
 const void* function_of(const QuantizePlan& plan) {
   switch (plan.transform) {
-    case Transform::none:
-      return plan.slots == 2 ? function<element, Transform::none, 2>() : function<element, Transform::none, 4>();
+    case Transform::none: return function<element, Transform::none, 4>();
     case Transform::rotation:
-      return plan.slots == 2   ? function<element, Transform::rotation, 2>()
-             : plan.slots == 4 ? function<element, Transform::rotation, 4>()
-                               : function<element, Transform::rotation, 16>();
-    default:
+      return plan.slots == 4 ? function<element, Transform::rotation, 4>()
+                             : function<element, Transform::rotation, 16>();
+    case Transform::embedding:
       return plan.slots == 4 ? function<element, Transform::embedding, 4>()
                              : function<element, Transform::embedding, 16>();
   }
+  return nullptr;
 }
 
 }  // namespace

@@ -12,9 +12,7 @@ namespace fa3::kernels {
 void prepare_quantize() {
   using attention::Transform;
   for (const hopper::Element element : {hopper::Element::f16, hopper::Element::bf16})
-    for (const auto& [transform, slots] : {std::pair{Transform::none, 2},
-                                           {Transform::none, 4},
-                                           {Transform::rotation, 2},
+    for (const auto& [transform, slots] : {std::pair{Transform::none, 4},
                                            {Transform::rotation, 4},
                                            {Transform::rotation, 16},
                                            {Transform::embedding, 4},

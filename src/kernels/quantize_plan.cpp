@@ -23,9 +23,7 @@ Sharing share_out(const QuantizeProblem& problem) {
     // The pieces of a segment lie in neighbours, so that the mix of segments is among a thread's own.
     if (rotation.segments > 1) return {rotation.order / attention::piece_features, rotation.segments};
   }
-  // Four lanes write whole sectors, four slots are enough to keep.
-  const int lanes =
-      std::max(std::min(4, int(std::bit_ceil(unsigned(pieces)))), int(std::bit_ceil(unsigned(pieces + 3) / 4)));
+  const int lanes = std::max(2, int(std::bit_ceil(unsigned(pieces + 3) / 4)));
   return {lanes, (pieces + lanes - 1) / lanes};
 }
 
@@ -45,7 +43,7 @@ QuantizePlan plan_quantize(const QuantizeProblem& problem) {
                    : problem.rotate            ? attention::Transform::rotation
                                                : attention::Transform::none;
   const auto [lanes, slots_used] = share_out(problem);
-  plan.slots = slots_used > 4 ? 16 : slots_used > 2 || plan.transform == attention::Transform::embedding ? 4 : 2;
+  plan.slots = slots_used > 4 ? 16 : 4;
   plan.threads = std::min(FA3_SCALE_ROWS * lanes, attention::quantize_threads(plan.slots));
   const int parts = FA3_SCALE_ROWS * lanes / plan.threads;
   if (problem.scaling == FA3_SCALING_BLOCK) plan.cluster = parts;
@@ -79,17 +77,20 @@ attention::QuantizeArguments quantize_arguments(const QuantizeProblem& problem, 
   args.heads = int(problem.heads);
   args.seqlen = int(problem.seqlen);
   args.blocks = int(problem.blocks());
+  args.by_heads = attention::make_divisor(std::uint32_t(args.heads));
+  args.by_blocks = attention::make_divisor(std::uint32_t(args.blocks));
   args.pieces = int(problem.d) / attention::piece_features;
   args.lanes_log2 = std::countr_zero(unsigned(lanes));
   args.slots_used = slots_used;
-  args.parts = FA3_SCALE_ROWS * lanes / plan.threads;
-  args.rows = FA3_SCALE_ROWS;
-  args.items = plan.ctas / args.parts;
+  args.rows = plan.threads / lanes;
+  args.parts_log2 = args.rows == FA3_SCALE_ROWS ? 0 : 1;
+  args.items = plan.ctas >> args.parts_log2;
 
   args.scale = problem.scale.data;
   std::copy(problem.scale.stride.begin(), problem.scale.stride.end(), args.scale_stride);
   const bool one = problem.scaling == FA3_SCALING_TENSOR;
   args.group = int(one ? problem.heads : problem.scale.per_block ? 1 : problem.group());
+  args.by_group = attention::make_divisor(std::uint32_t(args.group));
   args.maxima = static_cast<unsigned*>(workspace);
   args.maxima_of_batch = one ? 0 : int(problem.scale_heads);
 

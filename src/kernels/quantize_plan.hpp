@@ -12,7 +12,7 @@ namespace fa3::kernels {
 struct QuantizePlan {
   hopper::Element element = hopper::Element::f16;
   attention::Transform transform = attention::Transform::none;
-  int slots = 4;  // 2 (not with an embedding), 4, or 16 (not without a transform)
+  int slots = 4;  // or 16, not without a transform
   int threads = 0, ctas = 0, cluster = 1;
   std::size_t workspace_bytes = 0;  // the maxima of scales that more than one block shares, zeroed before the launch
 

@@ -15,17 +15,15 @@ template <hopper::Element element>
 Body body_of(const kernels::QuantizePlan& plan) {
   using attention::Transform;
   switch (plan.transform) {
-    case Transform::none:
-      return plan.slots == 2 ? &attention::quantize<element, Transform::none, 2>
-                             : &attention::quantize<element, Transform::none, 4>;
+    case Transform::none: return &attention::quantize<element, Transform::none, 4>;
     case Transform::rotation:
-      return plan.slots == 2   ? &attention::quantize<element, Transform::rotation, 2>
-             : plan.slots == 4 ? &attention::quantize<element, Transform::rotation, 4>
-                               : &attention::quantize<element, Transform::rotation, 16>;
-    default:
+      return plan.slots == 4 ? &attention::quantize<element, Transform::rotation, 4>
+                             : &attention::quantize<element, Transform::rotation, 16>;
+    case Transform::embedding:
       return plan.slots == 4 ? &attention::quantize<element, Transform::embedding, 4>
                              : &attention::quantize<element, Transform::embedding, 16>;
   }
+  return nullptr;
 }
 
 }  // namespace
