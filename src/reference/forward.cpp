@@ -147,6 +147,11 @@ Result forward(const ForwardProblem& problem, int threads) {
   return with_input_dtype(problem.dtype, [&]<class T>(T) { return all_rows(problem, threads, exact_row<T>); });
 }
 
+void plain_forward_row(const ForwardProblem& problem, std::int64_t batch, std::int64_t head, std::int64_t row,
+                       double* o) {
+  with_dtype(problem.dtype, [&]<class T>(T) { plain_row<T>(problem, true, batch, head, row, o); });
+}
+
 Result plain_forward(const ForwardProblem& problem, int threads, bool round_scores) {
   return with_dtype(problem.dtype, [&]<class T>(T) {
     return all_rows(problem, threads,

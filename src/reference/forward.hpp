@@ -26,6 +26,9 @@ double forward_row(const ForwardProblem& problem, std::int64_t batch, std::int64
 /// `round_scores` = false leaves S in f32: the yardstick where S is exact in f32 and large, so that rounding it would
 /// move the weights. Not for e4m3.
 Result plain_forward(const ForwardProblem& problem, int threads = 1, bool round_scores = true);
+/// O of one row of it, with S rounded.
+void plain_forward_row(const ForwardProblem& problem, std::int64_t batch, std::int64_t head, std::int64_t row,
+                       double* o);
 
 /// O of the plain computation for e4m3, as Result::o: S and all sums in f32, P = exp(S - max) rounded to e4m3 as f
 /// times what it is, O = P V / sum(P before it was rounded), rounded to problem.o_dtype. Of f = 2^8, 2^7.75, 2^7.5 and
