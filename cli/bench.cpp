@@ -155,26 +155,134 @@ class CellTensors {
   std::vector<check::Buffer> memory_;
 };
 
+/// The head of a result file, without rows.
+nlohmann::ordered_json empty_result(Device device) {
+  return {{"device", device == Device::cuda ? check::device_name(device) : device_text({device})},
+          {"date", fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr)))},
+          {"source_hash", fa3_source_hash()},
+          {"compiler", FA3_COMPILER},
+          {"ceilings", nlohmann::json::object()},
+          {"rows", nlohmann::json::array()}};
+}
+
+double budget_seconds(const BenchOptions& options) { return options.mode == "long" ? 2.0 : 0.12; }
+
+/// What of the quantiser is timed.
+struct QuantizeVariant {
+  const char* scaling_name;
+  Scaling scaling;
+  bool rotate;
+
+  /// How often x is read.
+  int reads() const { return scaling == Scaling::block ? 1 : 2; }
+};
+constexpr QuantizeVariant quantize_variants[] = {{"block", Scaling::block, false},
+                                                 {"block", Scaling::block, true},
+                                                 {"head", Scaling::head, false},
+                                                 {"head", Scaling::head, true}};
+
+/// Seconds of one call over x [batch, seqlen, heads, d].
+double time_quantize(Device device, const ConstTensor& x, const QuantizeVariant& variant, double budget) {
+  const auto [batch, seqlen, heads, d] = x.shape;
+  const int64_t blocks = (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS;
+  const check::Buffer y_memory(device, std::size_t(batch * seqlen * heads * d)),
+      scale_memory(device, std::size_t(batch * heads * blocks) * sizeof(float));
+  const Tensor y(y_memory.data(), x.shape, Dtype::e4m3, device);
+  float* const scales = static_cast<float*>(scale_memory.data());
+  const ScalesView scale = variant.scaling == Scaling::block
+                               ? ScalesView::of_blocks(scales, batch, heads, blocks, device)
+                               : ScalesView::of_heads(scales, batch, heads, device);
+  QuantizeOptions options;
+  options.scaling = variant.scaling;
+  options.rotate = variant.rotate;
+  std::size_t bytes = 0;
+  check::require(quantize_workspace_size(x, y, scale, options, bytes));
+  const check::Buffer workspace(device, bytes);
+  const auto work = [&](fa3_stream stream) {
+    return quantize(x, y, scale, options, Workspace{workspace.data(), workspace.bytes()}, stream);
+  };
+  const Progress progress("timing");
+  return check::time_work(device, work, budget).seconds;
+}
+
+/// The quantiser beside a copy of the tensor it reads.
+int bench_quantize(const BenchOptions& options) {
+  if (options.causal || options.full || options.peers || options.deterministic || options.d_v || options.kv_heads ||
+      options.sm_margin)
+    throw UsageError(
+        "--op quantize knows of the other options only --d, --seqlen, --dtype, --batch, --heads, --mode, --device and "
+        "--out");
+  const Device device = usable_device(options.device);
+  if (!options.out.empty()) check_writable(options.out);
+  // 2^27 elements, 256 MiB in 16 bits; on the cpu a hundredth of that.
+  const bool cuda = device == Device::cuda;
+  const int64_t tokens = cuda ? 65536 : 4096, hidden = cuda ? 2048 : 256;
+  const auto or_default = [](const auto& given, auto otherwise) { return given.empty() ? otherwise : given; };
+  nlohmann::ordered_json result = empty_result(device);
+  fmt::print("{}, quantize\n{:<6} {:>4} {:>6} {:>6} {:>6}  {:<7} {:<7} {:>10} {:>9} {:>8}\n", device_text({device}),
+             "dtype", "d", "seqlen", "batch", "heads", "scaling", "rotated", "ms", "GB/s", "of copy");
+  double fastest_copy = 0;
+  for (const std::string& name : or_default(options.dtype, std::vector<std::string>{"bf16"}))
+    for (const int64_t d : or_default(options.d, std::vector<int64_t>{64, 128, 256}))
+      for (const int64_t seqlen : or_default(options.seqlen, std::vector<int64_t>{cuda ? 4096 : 512})) {
+        const int64_t batch = options.batch ? options.batch : std::max<int64_t>(1, tokens / seqlen);
+        const int64_t heads = options.heads ? options.heads : std::max<int64_t>(1, hidden / d);
+        const fa3_dtype dtype = parse_dtype(name);
+        const int64_t elements = batch * seqlen * heads * d, x_bytes = elements * int64_t(element_bytes(dtype));
+        std::mt19937_64 random(1);
+        const check::Buffer memory = normal_tensor(device, dtype, elements, random);
+        const ConstTensor x(memory.data(), {batch, seqlen, heads, d}, static_cast<Dtype>(dtype), device);
+        const check::Buffer twin(device, std::size_t(x_bytes));
+        const double copy_seconds = check::time_work(
+                                        device,
+                                        [&](fa3_stream stream) {
+                                          return check::copy(device, twin.data(), memory.data(), twin.bytes(), stream);
+                                        },
+                                        budget_seconds(options))
+                                        .seconds;
+        const double copy_gbps = 2 * double(x_bytes) / copy_seconds * 1e-9;
+        fastest_copy = std::max(fastest_copy, copy_gbps);
+        const auto print = [&](const char* scaling, const char* rotated, double seconds, double gbps) {
+          fmt::print("{:<6} {:>4} {:>6} {:>6} {:>6}  {:<7} {:<7} {:>10.3f} {:>9.4g} {:>7.1f}%\n", name, d, seqlen,
+                     batch, heads, scaling, rotated, seconds * 1e3, gbps, 100 * gbps / copy_gbps);
+          std::fflush(stdout);
+        };
+        print("copy", "", copy_seconds, copy_gbps);
+        for (const QuantizeVariant& variant : quantize_variants) {
+          const double seconds = time_quantize(device, x, variant, budget_seconds(options));
+          const double gbps = double(variant.reads() * x_bytes + elements) / seconds * 1e-9;
+          print(variant.scaling_name, variant.rotate ? "yes" : "no", seconds, gbps);
+          result["rows"].push_back({{"op", options.op},
+                                    {"dtype", name},
+                                    {"d", d},
+                                    {"seqlen", seqlen},
+                                    {"batch", batch},
+                                    {"heads", heads},
+                                    {"mode", options.mode},
+                                    {"scaling", variant.scaling_name},
+                                    {"rotate", variant.rotate},
+                                    {"tbps", gbps * 1e-3},
+                                    {"of_copy", gbps / copy_gbps}});
+        }
+      }
+  result["ceilings"]["copy_tbps"] = fastest_copy * 1e-3;
+  if (!options.out.empty()) write_text(options.out, result.dump(1) + '\n');
+  return exit_ok;
+}
+
 int bench(const BenchOptions& options) {
   if (options.deterministic && !options.backward()) throw UsageError("--deterministic is for --op backward");
   const Device device = usable_device(options.device);
   if (!options.out.empty()) check_writable(options.out);
-  nlohmann::ordered_json result = {
-      {"device", device == Device::cuda ? check::device_name(device) : device_text({device})},
-      {"date", fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr)))},
-      {"source_hash", fa3_source_hash()},
-      {"compiler", FA3_COMPILER},
-      {"ceilings", nlohmann::json::object()},
-      {"rows", nlohmann::json::array()}};
+  nlohmann::ordered_json result = empty_result(device);
   fmt::print("{}, {}{}\n{:<6} {:>4} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<17} {:>10} {:>9}\n", device_text({device}),
              options.op, options.deterministic ? ", deterministic" : "", "dtype", "d", "d_v", "mask", "seqlen", "batch",
              "heads", "kv_heads", "kernel", "ms", "TFLOP/s");
   for (const Cell& c : cells_of(options, device)) {
     const int sm_margin = device == Device::cuda ? options.sm_margin.value_or(0) : 0;
     CellTensors tensors(c, device, sm_margin, options.deterministic);
-    const double budget_seconds = options.mode == "long" ? 2.0 : 0.12;
-    const auto [kernel, seconds] =
-        options.backward() ? tensors.time_backward(budget_seconds) : tensors.time_forward(budget_seconds);
+    const double budget = budget_seconds(options);
+    const auto [kernel, seconds] = options.backward() ? tensors.time_backward(budget) : tensors.time_forward(budget);
     const double tflops = c.flops(options.backward()) / seconds * 1e-12;
     fmt::print("{:<6} {:>4} {:>4} {:<6} {:>6} {:>6} {:>6} {:>9}  {:<17} {:>10.3f} {:>9.4g}\n", dtype_name(c.dtype), c.d,
                c.d_v, c.causal ? "causal" : "full", c.seqlen, c.batch, c.heads, c.kv_heads, kernel, seconds * 1e3,
@@ -279,10 +387,12 @@ void add_bench(CLI::App& app, Action& action) {
   command->footer(
       "The default grid is 16,384 tokens, hidden size 2048; on the cpu 1024 tokens, hidden size 256.\n"
       "TFLOP/s count 2 * seqlen^2 * (d + d_v) * heads * batch operations, half of that if causal; 2.5 times\n"
-      "that for the backward pass.");
-  command->add_option("--op", options->op, "forward or backward; default forward")
+      "that for the backward pass.\n"
+      "--op quantize times fa3_quantize and a copy over 2^27 elements (cpu: 2^20), by default of bf16; GB/s count\n"
+      "the bytes that are read and written.");
+  command->add_option("--op", options->op, "forward, backward or quantize; default forward")
       ->option_text("PASS")
-      ->check(CLI::IsMember({"forward", "backward"}));
+      ->check(CLI::IsMember({"forward", "backward", "quantize"}));
   command->add_flag("--deterministic", options->deterministic, "With --op backward: the same bits in every run");
   command->add_option("--d", options->d, "Head dims; default: the grid's (64, 128, 256)")
       ->option_text("N,..")
@@ -335,9 +445,10 @@ void add_bench(CLI::App& app, Action& action) {
     if (other != plot && other != out && other != command->get_help_ptr()) plot->excludes(other);
   command->callback([&action, options] {
     action = [options] {
-      return !options->plot.empty() ? bench_plot(*options)
-             : options->peers       ? bench_with_peers(*options)
-                                    : bench(*options);
+      return !options->plot.empty()      ? bench_plot(*options)
+             : options->op == "quantize" ? bench_quantize(*options)
+             : options->peers            ? bench_with_peers(*options)
+                                         : bench(*options);
     };
   });
 }

@@ -32,13 +32,22 @@ HOPPER_FUNCTION int quotient(int n, Divisor divisor) { return int(std::uint64_t(
 
 HOPPER_FUNCTION bool is_finite(float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffu) < 0x7f800000u; }
 
+/// A pair of 16 bits with NaN in place of infinities.
+template <hopper::Element element>
+HOPPER_FUNCTION std::uint32_t without_infinity(std::uint32_t pair) {
+  constexpr std::uint32_t infinity = element == hopper::Element::f16 ? 0x7c00 : 0x7f80;
+  if ((pair & 0x7fff) == infinity) pair |= 1;
+  if ((pair >> 16 & 0x7fff) == infinity) pair |= 0x10000;
+  return pair;
+}
+
 template <hopper::Element element>
 HOPPER_FUNCTION void unpack(float (&value)[8], const EightFeatures& eight) {
   HOPPER_UNROLL
   for (int p = 0; p < 4; ++p) hopper::unpack2<element>(eight.pair[p], value[2 * p], value[2 * p + 1]);
 }
 
-/// Eight numbers of a table, from `index` on.
+/// `count` numbers, 4 or 8, from a multiple of 16 bytes on.
 HOPPER_FUNCTION void load_floats(float (&value)[8], const float* from, int count) {
   HOPPER_UNROLL
   for (int i = 0; i < 8; i += 4) {
@@ -168,6 +177,8 @@ HOPPER_FUNCTION std::uint32_t maximum_of_block(QuantizeShared& shared, const Qua
   return of_peer > most ? of_peer : most;
 }
 
+/// What args.step says of a block, or of the CTA's half of it. `transform` is that of the whole problem,
+/// args.slots_used at most `slots`.
 template <hopper::Element element, Transform transform, int slots>
 HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& args) {
   const int thread = thread_of_cta();
@@ -234,19 +245,29 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
     }
   };
 
-  float most = 0;
-  for_each_slot([&](int, const float(&v)[8]) {
-    HOPPER_UNROLL
-    for (int i = 0; i < 8; ++i) most = hopper::maximum_or_nan(most, std::abs(v[i]));
-  });
-  const bool all_finite = is_finite(most);
-  if (!all_finite) {
+  float most;
+  const auto find_most = [&] {
     most = 0;
     for_each_slot([&](int, const float(&v)[8]) {
       HOPPER_UNROLL
-      for (int i = 0; i < 8; ++i)
-        if (is_finite(v[i])) most = hopper::maximum(most, std::abs(v[i]));
+      for (int i = 0; i < 8; ++i) most = hopper::maximum(most, std::abs(v[i]));
     });
+  };
+  find_most();
+  // Infinities become NaN. Those need no care: the maximum ignores them, and their products are NaN.
+  if (!is_finite(most)) {
+    HOPPER_UNROLL
+    for (int j = 0; j < slots; ++j) {
+      if constexpr (packed) {
+        HOPPER_UNROLL
+        for (int p = 0; p < 4; ++p) given[j].pair[p] = without_infinity<element>(given[j].pair[p]);
+      } else {
+        HOPPER_UNROLL
+        for (int i = 0; i < 8; ++i)
+          if (!is_finite(value[j][i])) value[j][i] = std::numeric_limits<float>::quiet_NaN();
+      }
+    }
+    find_most();
   }
 
   const int group = quotient(head, args.by_group);
@@ -282,15 +303,8 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
     EightE4m3 out;
     HOPPER_UNROLL
     for (int half = 0; half < 2; ++half) {
-      float four[4];
-      HOPPER_UNROLL
-      for (int i = 0; i < 4; ++i) four[i] = v[4 * half + i] * factor;
-      if (!all_finite) {
-        HOPPER_UNROLL
-        for (int i = 0; i < 4; ++i)
-          if (!is_finite(v[4 * half + i])) four[i] = std::numeric_limits<float>::quiet_NaN();
-      }
-      out.four[half] = hopper::pack4_e4m3(four);
+      const float* const four = v + 4 * half;
+      out.four[half] = hopper::pack4_e4m3(four[0] * factor, four[1] * factor, four[2] * factor, four[3] * factor);
     }
     std::uint8_t* const to = y + piece_features * piece(j);
     if (args.y_aligned) {

@@ -161,6 +161,20 @@ Status run_and_wait(Device device, const Work& work) {
 #endif
 }
 
+Status copy(Device device, void* to, const void* from, std::size_t bytes, fa3_stream stream) {
+  if (device == Device::cpu) {
+    std::memcpy(to, from, bytes);
+    return Status();
+  }
+#ifdef FA3_WITH_CUDA
+  require_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream), "cudaMemcpyAsync");
+  return Status();
+#else
+  static_cast<void>(stream);
+  no_cuda();
+#endif
+}
+
 #ifdef FA3_WITH_CUDA
 Graph::Graph(const Work& work) {
   int device = 0;

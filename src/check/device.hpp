@@ -36,6 +36,9 @@ using Work = std::function<Status(fa3_stream)>;
 /// Does `work` on a stream of its own and waits for it.
 Status run_and_wait(Device device, const Work& work);
 
+/// Enqueues a copy within the memory of the device; on the cpu device it is done on return.
+Status copy(Device device, void* to, const void* from, std::size_t bytes, fa3_stream stream);
+
 /// `work` as a CUDA graph. Throws Error where it cannot be captured.
 class Graph {
  public:

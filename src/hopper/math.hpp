@@ -21,8 +21,6 @@ HOPPER_FUNCTION float reciprocal(float x);
 HOPPER_FUNCTION float fma(float a, float b, float c);
 /// Maximum that ignores a NaN operand. PTX: max.f32.
 HOPPER_FUNCTION float maximum(float a, float b);
-/// Maximum that is NaN if an operand is. PTX: max.NaN.f32.
-HOPPER_FUNCTION float maximum_or_nan(float a, float b);
 /// Whether x holds in any lane of the warp; by the whole warp. PTX: vote.sync.any.
 HOPPER_FUNCTION bool warp_any(bool x);
 /// Over the four threads of a quad (lanes 4i..4i+3), which hold one accumulator row; all four get the result.
@@ -40,10 +38,13 @@ HOPPER_FUNCTION std::uint32_t pack2(float low, float high);
 /// The inverse: both elements of a pair, exactly.
 template <Element element>
 HOPPER_FUNCTION void unpack2(std::uint32_t pair, float& low, float& high);
-/// Four e4m3, rounded to nearest even, x[0] in bits 0-7; what would round above 448, and infinity, becomes 448, NaN
-/// 0x7f. PTX: cvt.rn.satfinite.e4m3x2.f32.
-HOPPER_FUNCTION std::uint32_t pack4_e4m3(const float (&x)[4]);
-/// Old value; device-wide atomics.
+/// Four e4m3 rounded to nearest even, above 448 (also infinity) 448; `a` in bits 0-7. PTX:
+/// cvt.rn.satfinite.e4m3x2.f32.
+HOPPER_FUNCTION std::uint32_t pack4_e4m3(float a, float b, float c, float d);
+/// Byte i of the result is the one of `high:low` that digit i (hexadecimal, from the right) of `selector` names. PTX:
+/// prmt.b32.
+HOPPER_FUNCTION std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high, std::uint32_t selector);
+/// Old value; device-wide atomic.
 HOPPER_FUNCTION unsigned atomic_add(unsigned* address, unsigned value);
 HOPPER_FUNCTION unsigned atomic_max(unsigned* address, unsigned value);
 

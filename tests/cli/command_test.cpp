@@ -172,6 +172,8 @@ TEST_F(Command, RefusesBadUsage) {
                                 "bench --op sideways",
                                 "bench --deterministic",
                                 "bench --deterministic --peers",
+                                "bench --op quantize --peers",
+                                "bench --op quantize --causal",
                                 "check --device sim --sm-margin 2",
                                 "bench --causal --full",
                                 "bench --lib x.so",
@@ -734,6 +736,23 @@ TEST_F(Command, BenchTimesTheBackwardPass) {
   EXPECT_GT(row.at("tflops").get<double>(), 0);
   EXPECT_FALSE(row_of("--op backward").contains("deterministic"));
   EXPECT_EQ(row_of("--op forward").at("op"), "forward");
+}
+
+TEST_F(Command, BenchTimesTheQuantiser) {
+  const Outcome outcome =
+      fa3("bench --op quantize --device cpu --d 64,96 --seqlen 200 --batch 1 --heads 2 --out " + path("bench.json"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto result = nlohmann::json::parse(read_file(path("bench.json")));
+  EXPECT_GT(result.at("ceilings").at("copy_tbps").get<double>(), 0);
+  ASSERT_EQ(result.at("rows").size(), 8u);
+  const auto& row = result["rows"][5];
+  EXPECT_EQ(row.at("op"), "quantize");
+  EXPECT_EQ(row.at("dtype"), "bf16");
+  EXPECT_EQ(row.at("d"), 96);
+  EXPECT_EQ(row.at("scaling"), "block");
+  EXPECT_EQ(row.at("rotate"), true);
+  EXPECT_GT(row.at("tbps").get<double>(), 0);
+  EXPECT_GT(row.at("of_copy").get<double>(), 0);
 }
 
 TEST_F(Command, BenchWritesItsRows) {

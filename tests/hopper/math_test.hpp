@@ -1,4 +1,4 @@
-// exp2, log2, maximum, reductions over a quad, conversion to 16 bits.
+// exp2, log2, maximum, reductions over a quad, exchange and maximum in a warp, conversion to 16 and 8 bits.
 #pragma once
 
 #include <algorithm>
@@ -164,6 +164,13 @@ TEST_P(Math, MaximumAndQuadMaximumIgnoreNaN) {
   }
 }
 
+TEST_P(Math, MaximumIgnoresSignallingNaN) {
+  const float signalling = std::numeric_limits<float>::signaling_NaN();
+  const std::vector<Functions::Result> got = results({signalling, 2, -1, 0}, {1, signalling, signalling, signalling});
+  const float expected[] = {1, 2, -1, 0};
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(got[std::size_t(i)].maximum, expected[i]);
+}
+
 TEST_P(Math, QuadSumAddsFourThreads) {
   std::vector<float> x;
   for (const double value : integers(100, 4, 1000, 2).value) x.push_back(float(value));
@@ -222,6 +229,79 @@ TEST_P(Math, Pack2RoundsToNearestEven) {
     EXPECT_TRUE(std::isnan(to_value(element, std::uint16_t(packed))));
     EXPECT_EQ(packed >> 16, to_bits(element, 1));
   }
+}
+
+/// Of every float of a list, by groups of four.
+struct ToE4m3 {
+  static constexpr int threads = 128;
+  struct Arguments {
+    const float* value;
+    int count;  // of groups
+    std::uint32_t* packed;
+  };
+  struct Shared {};
+  HOPPER_FUNCTION static void run(Shared&, const Arguments& args) {
+    for (int i = rank(); i < args.count; i += threads) {
+      const float* const four = args.value + 4 * i;
+      args.packed[i] = hopper::pack4_e4m3(four[0], four[1], four[2], four[3]);
+    }
+  }
+};
+
+// At, and next to, every boundary between two codes.
+TEST_P(Math, Pack4E4m3RoundsToNearestEvenAndSaturates) {
+  std::vector<float> values = {infinity, not_a_number, 448, 464, 465, 1e30f, 0, 0x1p-149f, 0x1p-10f, 0x1.8p-10f};
+  for (int code = 0; code < 0x7e; ++code) {
+    const float low = to_float(E4m3{std::uint8_t(code)}), high = to_float(E4m3{std::uint8_t(code + 1)});
+    const float middle = (low + high) / 2;  // exact
+    for (const float x : {low, middle, std::nextafter(middle, 0.0f), std::nextafter(middle, 500.0f)})
+      values.push_back(x);
+  }
+  for (std::size_t i = 0, count = values.size(); i < count; ++i) values.push_back(-values[i]);
+  while (values.size() % 4 != 0) values.push_back(1);
+  Buffer<float> value(values);
+  Buffer<std::uint32_t> packed(values.size() / 4, 0u);
+  launch<ToE4m3>({value.data(), int(values.size() / 4), packed.data()});
+  const std::vector<std::uint32_t> got = packed.read();
+  for (std::size_t i = 0; i < values.size(); ++i)
+    EXPECT_EQ(got[i / 4] >> 8 * (i % 4) & 0xff, from_float<E4m3>(values[i]).bits) << values[i];
+}
+
+struct AcrossWarp {
+  static constexpr int threads = 128, masks = 6;
+  struct Result {
+    float exchanged[masks];
+    std::uint32_t maximum;
+  };
+  struct Arguments {
+    Result* result;     // by thread
+    unsigned* largest;  // of all ranks
+  };
+  struct Shared {};
+  HOPPER_FUNCTION static void run(Shared&, const Arguments& args) {
+    const int me = rank();
+    Result result;
+    const int mask[masks] = {1, 2, 4, 8, 16, 31};
+    for (int i = 0; i < masks; ++i) result.exchanged[i] = hopper::from_lane_xor(float(me), mask[i]);
+    result.maximum = hopper::warp_max(std::uint32_t(me * 37 % 128) << 25);
+    args.result[me] = result;
+    hopper::atomic_max(args.largest, unsigned(me));
+  }
+};
+
+TEST_P(Math, AcrossAWarp) {
+  Buffer<AcrossWarp::Result> result(128, {});
+  Buffer<unsigned> largest(1, 5u);
+  launch<AcrossWarp>({result.data(), largest.data()});
+  const std::vector<AcrossWarp::Result> got = result.read();
+  for (int i = 0; i < 128; ++i) {
+    int at = 0;
+    for (const int mask : {1, 2, 4, 8, 16, 31}) EXPECT_EQ(got[std::size_t(i)].exchanged[at++], float(i ^ mask));
+    std::uint32_t most = 0;
+    for (int j = i / 32 * 32; j < i / 32 * 32 + 32; ++j) most = std::max(most, std::uint32_t(j * 37 % 128) << 25);
+    EXPECT_EQ(got[std::size_t(i)].maximum, most);
+  }
+  EXPECT_EQ(largest.read()[0], 127u);
 }
 
 }  // namespace fa3::hopper_test

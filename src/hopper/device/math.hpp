@@ -24,12 +24,6 @@ __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_
 
 __device__ __forceinline__ float maximum(float a, float b) { return fmaxf(a, b); }
 
-__device__ __forceinline__ float maximum_or_nan(float a, float b) {
-  float c;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
-  return c;
-}
-
 __device__ __forceinline__ bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 
 __device__ __forceinline__ float quad_max(float x) {
@@ -73,13 +67,17 @@ __device__ __forceinline__ void unpack2(std::uint32_t pair, float& low, float& h
   }
 }
 
-__device__ __forceinline__ std::uint32_t pack4_e4m3(const float (&x)[4]) {
+__device__ __forceinline__ std::uint32_t pack4_e4m3(float a, float b, float c, float d) {
   std::uint32_t packed;
   asm("{\n.reg .b16 l, h;\ncvt.rn.satfinite.e4m3x2.f32 l, %2, %1;\ncvt.rn.satfinite.e4m3x2.f32 h, %4, %3;\n"
       "mov.b32 %0, {l, h};\n}\n"
       : "=r"(packed)
-      : "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]));
+      : "f"(a), "f"(b), "f"(c), "f"(d));
   return packed;
+}
+
+__device__ __forceinline__ std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
+  return __byte_perm(low, high, selector);
 }
 
 __device__ __forceinline__ unsigned atomic_add(unsigned* address, unsigned value) { return atomicAdd(address, value); }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "dtype.hpp"
@@ -24,12 +23,9 @@ inline float fma(float a, float b, float c) { return std::fma(a, b, c); }
 
 inline float maximum(float a, float b) {
   simulator::Cluster::current().account_alu(2, "max");
+  if (std::isnan(a)) return b;  // std::fmax would give a NaN if this is a signalling one
+  if (std::isnan(b)) return a;
   return std::fmax(a, b);
-}
-
-inline float maximum_or_nan(float a, float b) {
-  simulator::Cluster::current().account_alu(2, "max");
-  return std::isnan(a) || std::isnan(b) ? std::numeric_limits<float>::quiet_NaN() : std::fmax(a, b);
 }
 
 inline bool warp_any(bool x) { return simulator::Cluster::current().warp_any(x); }
@@ -65,11 +61,17 @@ inline void unpack2(std::uint32_t pair, float& low, float& high) {
   high = value(pair >> 16);
 }
 
-inline std::uint32_t pack4_e4m3(const float (&x)[4]) {
+inline std::uint32_t pack4_e4m3(float a, float b, float c, float d) {
   simulator::Cluster::current().account_alu(4, "convert");
-  std::uint32_t packed = 0;
-  for (int i = 0; i < 4; ++i) packed |= std::uint32_t(from_float<E4m3>(x[i]).bits) << 8 * i;
-  return packed;
+  return from_float<E4m3>(a).bits | std::uint32_t(from_float<E4m3>(b).bits) << 8 |
+         std::uint32_t(from_float<E4m3>(c).bits) << 16 | std::uint32_t(from_float<E4m3>(d).bits) << 24;
+}
+
+inline std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
+  const std::uint64_t both = std::uint64_t(high) << 32 | low;
+  std::uint32_t result = 0;
+  for (int i = 0; i < 4; ++i) result |= std::uint32_t(both >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
 }
 
 inline unsigned atomic_add(unsigned* address, unsigned value) { return std::exchange(*address, *address + value); }
