@@ -39,10 +39,11 @@ std::string device_text(const Target& target) {
 }
 
 std::string kernel_name(const Target& target, ConstTensor q, ConstTensor k, ConstTensor v, Tensor o,
-                        std::optional<RowTensor> lse, const ForwardOptions& options) {
+                        std::optional<RowTensor> lse, ForwardOptions options) {
   // The question is about the arguments alone: for the simulator they stand for a GPU's.
   q.device = k.device = v.device = o.device = target.like();
   if (lse) lse->device = target.like();
+  for (ScalesView* scale : {&options.q_scale, &options.k_scale, &options.v_scale}) scale->device = target.like();
   const char* name = nullptr;
   if (const Status s = forward_kernel(q, k, v, o, lse, options, name); !s) throw Error(s.code(), s.message());
   return name;

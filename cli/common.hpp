@@ -35,6 +35,7 @@ using Action = std::function<int()>;
 void add_run(CLI::App& app, Action& action);
 void add_info(CLI::App& app, Action& action);
 void add_check(CLI::App& app, Action& action);
+void add_accuracy(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
 void add_ablate(CLI::App& app, Action& action);
 void add_trace(CLI::App& app, Action& action);
@@ -60,7 +61,7 @@ std::string device_text(const Target& target);
 
 /// Name of the kernel that runs this there. Throws Error for what the library refuses.
 std::string kernel_name(const Target& target, ConstTensor q, ConstTensor k, ConstTensor v, Tensor o,
-                        std::optional<RowTensor> lse, const ForwardOptions& options);
+                        std::optional<RowTensor> lse, ForwardOptions options);
 
 /// Adds --sm-margin to a command.
 void add_sm_margin(CLI::App& command, std::optional<int>& sm_margin, const std::string& text);

@@ -53,7 +53,7 @@ void print_kernels() {
                kernels::shared_tile_bytes(config) / 1024,
                config.turns == attention::Turns::gemm ? "ping-pong" : "free-running", condition(row));
   }
-  fmt::print("  {:<17} f16, bf16, f32, d and d_v up to 256\n", cpu::kernel_name());
+  fmt::print("  {:<17} f16, bf16, f32, e4m3 (forward), d and d_v up to 256\n", cpu::kernel_name());
 }
 
 int info() {

@@ -37,6 +37,7 @@ int run_command(int argc, char** argv) {
   add_run(app, action);
   add_info(app, action);
   add_check(app, action);
+  add_accuracy(app, action);
   add_bench(app, action);
   add_ablate(app, action);
   add_trace(app, action);

@@ -17,6 +17,7 @@
 #include "common.hpp"
 #include "dtype.hpp"
 #include "error.hpp"
+#include "fp8.hpp"
 #include "npy.hpp"
 #include "reference/backward.hpp"
 #include "simulate/backward.hpp"
@@ -31,7 +32,7 @@ using Shape = std::array<int64_t, 4>;
 struct RunOptions {
   std::string npz, q, k, v, out, lse, expected, dtype, device = "auto";
   std::string d_o, o;  // of the backward pass
-  bool causal = false, backward = false, deterministic = false;
+  bool causal = false, backward = false, deterministic = false, fp8 = false;
   std::optional<float> scale;
   std::optional<int> sm_margin;
 };
@@ -72,15 +73,15 @@ Shape shape_of(const Array& array) {
   return shape;
 }
 
-/// The type to compute in: the one asked for, else that of the files if the device has it, else f32 (cpu) or f16
-/// (cuda).
+/// The type to compute in, with --fp8 that of O: the one asked for, else that of the files if the device has it, else
+/// f32 (cpu) or f16 (cuda, --fp8).
 fa3_dtype dtype_of(const RunOptions& options, const std::vector<Array>& arrays, Device device) {
   if (!options.dtype.empty()) return parse_dtype(options.dtype);
   const FileDtype first = arrays[0].dtype;
   const bool same = std::all_of(arrays.begin(), arrays.end(), [&](const Array& a) { return a.dtype == first; });
   if (same && first == FileDtype::f16) return FA3_F16;
   if (same && first == FileDtype::bf16) return FA3_BF16;
-  return device == Device::cpu ? FA3_F32 : FA3_F16;
+  return device == Device::cpu && !options.fp8 ? FA3_F32 : FA3_F16;
 }
 
 /// Strides of a dense tensor; none if it is empty: there may be no room for its other extents in memory, nor in a
@@ -174,7 +175,7 @@ int run(const RunOptions& options) {
   }
   const Shape o_shape{shapes[0][0], shapes[0][1], shapes[0][2], shapes[2][3]};
   const Dtype type = static_cast<Dtype>(dtype);
-  const ForwardOptions forward_options{options.causal, options.scale, options.sm_margin.value_or(0)};
+  ForwardOptions forward_options{options.causal, options.scale, options.sm_margin.value_or(0)};
   const auto forward_on_target = target.simulated ? simulator::forward_as_device : fa3::forward;
   const auto view = [&](std::size_t i, const void* data) {
     return ConstTensor(data, shapes[i], strides_of(shapes[i]), type, device);
@@ -182,10 +183,11 @@ int run(const RunOptions& options) {
   {
     // What the library refuses is refused before there is an O, whose extents may be anything: without query rows
     // forward() checks its arguments and does nothing.
-    const ConstTensor no_q(nullptr, {o_shape[0], 0, o_shape[2], shapes[0][3]}, Shape{}, type, device);
+    ConstTensor no_q(nullptr, {o_shape[0], 0, o_shape[2], shapes[0][3]}, Shape{}, type, device);
+    ConstTensor any_k = view(1, inputs[1].data()), any_v = view(2, inputs[2].data());
+    if (options.fp8) no_q.dtype = any_k.dtype = any_v.dtype = Dtype::e4m3;
     const Tensor no_o(nullptr, {o_shape[0], 0, o_shape[2], o_shape[3]}, Shape{}, type, device);
-    check::require(forward_on_target(no_q, view(1, inputs[1].data()), view(2, inputs[2].data()), no_o, {},
-                                     forward_options, {}, nullptr));
+    check::require(forward_on_target(no_q, any_k, any_v, no_o, {}, forward_options, {}, nullptr));
   }
   const std::array<int64_t, 3> lse_shape{o_shape[0], o_shape[2], o_shape[1]};
   const int64_t rows = o_shape[0] * o_shape[1] * o_shape[2];
@@ -204,7 +206,14 @@ int run(const RunOptions& options) {
     buffers.emplace_back(device, host->size());
     buffers.back().upload(host->data());
   }
-  const ConstTensor q = view(0, buffers[0].data()), k = view(1, buffers[1].data()), v = view(2, buffers[2].data());
+  ConstTensor q = view(0, buffers[0].data()), k = view(1, buffers[1].data()), v = view(2, buffers[2].data());
+  std::optional<QuantizedInputs> quantized;
+  if (options.fp8) {
+    quantized.emplace(quantize_inputs(q, k, v, Scaling::block, true));
+    q = quantized->q.view, k = quantized->k.view, v = quantized->v.view;
+    forward_options = quantized->with_scales(forward_options);
+    fmt::print("q, k, v: to e4m3 with a scale for each {} rows; q and k rotated\n", FA3_SCALE_ROWS);
+  }
   const Tensor o_view(buffers[3].data(), o_shape, strides_of(o_shape), type, device);
   const RowTensor lse_view(buffers[4].data(), lse_shape, Dtype::f32, device);
   ForwardProblem problem;
@@ -243,10 +252,19 @@ int run(const RunOptions& options) {
   check::Verdict verdict;
   {
     const Progress progress("comparing with fp64");
-    verdict = check::judge(problem, sample_rows(problem), check::host_threads());
+    std::vector<std::vector<std::byte>> memory;
+    verdict = check::judge(quantized ? quantized->in_host(problem, memory) : problem, sample_rows(problem),
+                           check::host_threads());
   }
-  fmt::print("error against fp64, {} of {} rows: O {:.2g} ({:.2g} allowed), LSE {:.2g}\n", verdict.rows, rows,
-             verdict.o.error, verdict.o.allowed, verdict.lse_error);
+  fmt::print("error against fp64{}, {} of {} rows: O {:.2g} ({:.2g} allowed), LSE {:.2g}\n",
+             quantized ? " on the same e4m3" : "", verdict.rows, rows, verdict.o.error, verdict.o.allowed,
+             verdict.lse_error);
+  if (quantized) {
+    const SampledRows exact = exact_rows(problem, sample_rows(problem));
+    const Errors off = errors(rows_of(problem.o, dtype, exact), exact);
+    fmt::print("error against fp64 on q, k, v in {}: O {:.2g} (RMSE {:.2g}, relative {:.2g})\n", dtype_name(dtype),
+               off.largest, off.rmse, off.relative);
+  }
   if (expected) {
     const double off = difference(problem, *expected);
     fmt::print("difference from {}: {:.2g}\n", expected->source, off);
@@ -439,6 +457,12 @@ int run_backward(const RunOptions& options) {
 
 /// What the two passes do not share.
 void check_pass(const RunOptions& options) {
+  if (options.fp8) {
+    if (options.backward) throw UsageError("--fp8 is not for --backward");
+    if (!options.expected.empty()) throw UsageError("--expected is not for --fp8, which rounds its inputs");
+    if (options.dtype == "f32")
+      throw UsageError("--dtype is f32; with --fp8, which it is O's of, f16 and bf16 are allowed");
+  }
   if (!options.backward) {
     if (options.out.empty()) throw UsageError("--out is required");
     for (const auto& [given, name] : {std::pair{!options.d_o.empty(), "--do"},
@@ -484,6 +508,8 @@ void add_run(CLI::App& app, Action& action) {
   file("--o", options->o,
        "With --backward: a .npy file with O; it goes with --lse. Without both the forward pass makes them");
   command->add_flag("--deterministic", options->deterministic, "With --backward: the same bits in every run");
+  command->add_flag("--fp8", options->fp8,
+                    "Turn q, k and v of 16 bits into e4m3 first (scales for blocks of rows; q and k rotated)");
   command->add_flag("--causal", options->causal, "Row i sees keys j <= i + seqlen_k - seqlen_q only");
   command->add_option("--scale", options->scale, "Factor on Q K^T; default 1 / sqrt(d)")->option_text("X");
   command

@@ -99,6 +99,12 @@ decltype(auto) with_dtype(fa3_dtype dtype, F&& f) {
   }
 }
 
+/// The same for types of inputs of the forward pass: with e4m3.
+template <class F>
+decltype(auto) with_input_dtype(fa3_dtype dtype, F&& f) {
+  return dtype == FA3_E4M3 ? f(E4m3{}) : with_dtype(dtype, f);
+}
+
 constexpr const char* dtype_name(fa3_dtype dtype) {
   switch (dtype) {
     case FA3_F16: return "f16";

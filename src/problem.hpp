@@ -68,11 +68,12 @@ struct ScalesRef {
 
 struct ForwardProblem : Problem {
   TensorRef q, k, v, o;
-  fa3_dtype o_dtype = FA3_F16;
+  fa3_dtype o_dtype = FA3_F16;               // with e4m3; else o has `dtype`
   ScalesRef q_scale, k_scale, v_scale;       // e4m3 only
   float* lse = nullptr;                      // null: not wanted
   std::array<std::int64_t, 3> lse_stride{};  // batch, head, row
 
+  fa3_dtype dtype_of_o() const { return dtype == FA3_E4M3 ? o_dtype : dtype; }
   /// Floating-point operations of the two products: 2 (d + d_v) for each visible pair.
   double flops() const { return 2.0 * double(d + d_v) * visible_pairs(); }
 };

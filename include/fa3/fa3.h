@@ -84,7 +84,7 @@ typedef struct fa3_tensor {
 } fa3_tensor;
 
 /* Zero-initialise, then set struct_size = sizeof(fa3_forward_params) and api_version = FA3_API_VERSION. A struct_size
- * that ends before sm_margin, as the first release had it, is taken, too. */
+ * that ends before sm_margin or before q_scale, as earlier releases had it, is taken, too. */
 typedef struct fa3_forward_params {
   uint32_t struct_size;
   uint32_t api_version;

@@ -32,9 +32,10 @@ class [[nodiscard]] Status {
 };
 
 struct ForwardOptions {
-  bool causal = false;                 ///< bottom-right aligned: row i sees keys j <= i + seqlen_k - seqlen_q
-  std::optional<float> softmax_scale;  ///< default 1 / sqrt(d)
-  int sm_margin = 0;                   ///< SMs the kernel leaves to others; ignored on cpu
+  bool causal = false;                   ///< bottom-right aligned: row i sees keys j <= i + seqlen_k - seqlen_q
+  std::optional<float> softmax_scale;    ///< default 1 / sqrt(d)
+  int sm_margin = 0;                     ///< SMs the kernel leaves to others; ignored on cpu
+  ScalesView q_scale, k_scale, v_scale;  ///< e4m3 only: what its values are multiplied by; without data 1
 };
 
 struct BackwardOptions {
@@ -164,6 +165,23 @@ class ParamsBuilder {
     if (status_) same_device(view.device, "lse");
     for (std::size_t i = 0; i < 3; ++i) params_.lse_stride[i] = view.stride[i];
   }
+  /// Scales of a tensor of `heads` heads, called `heads_letter`, and `seqlen` rows.
+  void scales(const ScalesView& view, const char* name, std::int64_t heads, const char* heads_letter,
+              std::int64_t seqlen, const char* seqlen_letter, fa3_scales& to) {
+    if (!status_ || view.data == nullptr) return;
+    if (view.per_block) {
+      const BasicView<const void*, 3> given(view.data, view.shape, Dtype::f32);
+      const std::string letters = std::string("[batch, ") + heads_letter + ", ceil(" + seqlen_letter + " / " +
+                                  std::to_string(FA3_SCALE_ROWS) + ")]";
+      status_ = expect_shape(given, name, {params_.batch, heads, (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS},
+                             letters.c_str());
+    } else {
+      const BasicView<const void*, 2> given(view.data, {view.shape[0], view.shape[1]}, Dtype::f32);
+      status_ = expect_shape(given, name, {params_.batch, params_.kv_heads}, "[batch, kv_heads]");
+    }
+    if (status_) same_device(view.device, name);
+    to = {view.data, view.per_block, 0, {view.stride[0], view.stride[1], view.per_block ? view.stride[2] : 0}};
+  }
 
   /// The first thing that was wrong.
   Status status() const { return status_; }
@@ -200,6 +218,9 @@ inline Status forward_params(const ConstTensor& q, const ConstTensor& k, const C
                     "lse.data is null, but the tensor is not empty; leave lse out if it is not wanted");
     params.lse = static_cast<float*>(lse->data);
   }
+  builder.scales(options.q_scale, "q_scale", params.heads, "heads", params.seqlen_q, "seqlen_q", params.q_scale);
+  builder.scales(options.k_scale, "k_scale", params.kv_heads, "kv_heads", params.seqlen_k, "seqlen_k", params.k_scale);
+  builder.scales(options.v_scale, "v_scale", params.kv_heads, "kv_heads", params.seqlen_k, "seqlen_k", params.v_scale);
   return builder.status();
 }
 
@@ -299,6 +320,7 @@ inline Status forward_kernel(const ConstTensor& q, const ConstTensor& k, const C
 /// O = softmax(scale * Q K^T + mask) V and, if wanted, LSE.
 ///   q [batch, seqlen_q, heads, d]   k [batch, seqlen_k, kv_heads, d]   v [batch, seqlen_k, kv_heads, d_v]
 ///   o [batch, seqlen_q, heads, d_v] lse [batch, heads, seqlen_q], f32, natural logarithm
+/// q, k, v and o have one dtype, or q, k and v are e4m3, with the scales of `options`, and o is f16 or bf16.
 /// On cuda the work is enqueued on `stream`; on cpu it is done on return. If the status is not ok, nothing was written.
 inline Status forward(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
                       const std::optional<RowTensor>& lse = {}, const ForwardOptions& options = {},

@@ -4,7 +4,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <initializer_list>
 #include <string>
+
+#include "kernels/plan.hpp"
 
 namespace fa3::api {
 namespace {
@@ -15,15 +18,18 @@ using std::to_string;
 
 [[noreturn]] void invalid(const string& message) { throw Error(FA3_INVALID_ARGUMENT, message); }
 
-/// The caller's parameters with those that its struct does not reach to at 0. `name` is the type's, `first_size` the
-/// size it had in the release that introduced it.
+/// The caller's parameters with those that its struct does not reach to at 0. `name` is the type's, `earlier` the sizes
+/// it had in earlier releases.
 template <class Params>
-Params whole_params(const Params* given, const char* name, std::size_t first_size) {
+Params whole_params(const Params* given, const char* name, std::initializer_list<std::size_t> earlier = {}) {
   if (given == nullptr) invalid("params is null");
-  if (given->struct_size != sizeof(Params) && given->struct_size != first_size)
+  if (given->struct_size != sizeof(Params) &&
+      std::find(earlier.begin(), earlier.end(), given->struct_size) == earlier.end()) {
+    string others;
+    for (const std::size_t size : earlier) others += (others.empty() ? "" : " or ") + to_string(size);
     invalid("params.struct_size is " + to_string(given->struct_size) + "; this library expects sizeof(" + name +
-            ") = " + to_string(sizeof(Params)) +
-            (first_size == sizeof(Params) ? "" : ", or " + to_string(first_size) + " of the first release"));
+            ") = " + to_string(sizeof(Params)) + (others.empty() ? "" : ", or " + others + " of earlier releases"));
+  }
   if (given->api_version != FA3_API_VERSION)
     invalid("params.api_version is " + to_string(given->api_version) + "; this library speaks version " +
             to_string(FA3_API_VERSION));
@@ -32,6 +38,7 @@ Params whole_params(const Params* given, const char* name, std::size_t first_siz
   return whole;
 }
 
+/// One that every pass and the quantiser take.
 bool known_dtype(int32_t dtype) { return dtype == FA3_F16 || dtype == FA3_BF16 || dtype == FA3_F32; }
 
 int64_t non_negative(int64_t value, const char* name) {
@@ -149,23 +156,83 @@ void check_sizes(const Params& params, Problem& p) {
     if (extent > (int64_t(1) << 31) - 1) invalid(string(name) + " is " + to_string(extent) + "; it must be below 2^31");
 }
 
-/// Of `tensors` the first is q.
+/// That `tensors`, of which the first is q, have one dtype.
 void check_dtypes(int32_t device, const std::vector<NamedTensor>& tensors, Problem& p) {
   const int32_t of_q = tensors[0].second->dtype;
   string names;
   for (std::size_t i = 0; i < tensors.size(); ++i)
     names += (i == 0 ? "" : i + 1 == tensors.size() ? " and " : ", ") + string(tensors[i].first);
   for (const auto& [name, tensor] : tensors) {
-    if (!known_dtype(tensor->dtype))
+    if (!known_dtype(tensor->dtype) && tensor->dtype != FA3_E4M3)
       invalid(string(name) + ".dtype is " + to_string(tensor->dtype) +
-              "; it must be FA3_F16 (1), FA3_BF16 (2) or FA3_F32 (4)");
+              "; it must be FA3_F16 (1), FA3_BF16 (2), FA3_E4M3 (3, forward pass only) or FA3_F32 (4)");
     if (tensor->dtype != of_q)
       invalid(string(name) + ".dtype is " + to_string(tensor->dtype) + ", but q.dtype is " + to_string(of_q) + "; " +
               names + " must have one dtype");
   }
   p.dtype = fa3_dtype(of_q);
   if (p.dtype == FA3_F32 && device == FA3_DEVICE_CUDA)
-    throw Error(FA3_NOT_SUPPORTED, "q.dtype is FA3_F32 (4); on cuda it must be FA3_F16 (1) or FA3_BF16 (2)");
+    throw Error(FA3_NOT_SUPPORTED,
+                "q.dtype is FA3_F32 (4); on cuda it must be FA3_F16 (1), FA3_BF16 (2) or FA3_E4M3 (3)");
+}
+
+/// O has the dtype of q, k and v, or 16 bits where those are e4m3.
+void check_forward_dtypes(const fa3_forward_params& params, ForwardProblem& p) {
+  std::vector<NamedTensor> alike = {{"q", &params.q}, {"k", &params.k}, {"v", &params.v}};
+  if (params.q.dtype != FA3_E4M3) alike.push_back({"o", &params.o});
+  check_dtypes(params.device, alike, p);
+  p.o_dtype = fa3_dtype(params.o.dtype);
+  if (p.dtype != FA3_E4M3) return;
+  if (p.o_dtype != FA3_F16 && p.o_dtype != FA3_BF16)
+    invalid("o.dtype is " + to_string(params.o.dtype) +
+            "; where q.dtype is FA3_E4M3 (3) it must be FA3_F16 (1) or FA3_BF16 (2)");
+  for (const auto& [features, name] : {std::pair{p.d, "d"}, {p.d_v, "d_v"}})
+    if (features % 16 != 0)
+      invalid(string(name) + " is " + to_string(features) +
+              "; where q.dtype is FA3_E4M3 (3) it must be a multiple of 16");
+}
+
+/// That TMA can read an e4m3 tensor in place: there is no copy for those that it cannot.
+void check_e4m3_layout(const char* name, const TensorRef& tensor, int32_t device) {
+  if (tensor.empty()) return;
+  if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0)
+    invalid(string(name) + ".data is not aligned to 16 bytes, as e4m3 must be");
+  for (int i = 0; i < 3; ++i) {
+    const string given = string(name) + ".stride[" + to_string(i) + "] is " + to_string(tensor.stride[i]);
+    if (tensor.stride[i] % 16 != 0) invalid(given + "; strides of e4m3 must be multiples of 16");
+    if (tensor.stride[i] >= int64_t(1) << 40) invalid(given + "; strides of e4m3 must be below 2^40");
+  }
+  if (device == FA3_DEVICE_CUDA && !kernels::tma_can_address(tensor))
+    throw Error(FA3_NOT_SUPPORTED, string(name) +
+                                       ": on cuda elements of an e4m3 tensor may share memory only by "
+                                       "stride 0 of batch or head; its strides are " +
+                                       to_string(tensor.stride[0]) + ", " + to_string(tensor.stride[1]) + " and " +
+                                       to_string(tensor.stride[2]));
+}
+
+/// The scales of a tensor with `heads` heads and `seqlen` rows, and what memory they take.
+ScalesRef check_scales(const char* name, const fa3_scales& scales, const ForwardProblem& p, int64_t heads,
+                       int64_t seqlen, std::vector<NamedBox>& inputs) {
+  if (p.dtype != FA3_E4M3) {
+    if (scales.data != nullptr || scales.per_block != 0 || scales.reserved != 0 ||
+        std::any_of(scales.stride, scales.stride + 3, [](int64_t stride) { return stride != 0; }))
+      invalid(string(name) + " is given, but q.dtype is " + to_string(p.dtype) +
+              "; unless that is FA3_E4M3 (3) it must be all zero");
+    return {};
+  }
+  if (scales.reserved != 0) invalid(string(name) + ".reserved is " + to_string(scales.reserved) + "; it must be 0");
+  ScalesRef ref;
+  ref.per_block = check_flag(scales.per_block, (string(name) + ".per_block").c_str());
+  const std::array<int64_t, 3> shape = ref.per_block
+                                           ? std::array{p.batch, heads, (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS}
+                                           : std::array{p.batch, p.kv_heads, int64_t(1)};
+  ref.stride = check_strides((string(name) + ".stride").c_str(), shape, scales.stride);
+  if (scales.data == nullptr || shape[0] == 0 || shape[2] == 0) return {};
+  ref.data = scales.data;
+  check_pointer((string(name) + ".data").c_str(), ref.data, sizeof(float));
+  check_reach(name, shape, ref.stride, sizeof(float));
+  inputs.push_back({name, byte_box(ref.data, shape, ref.stride, sizeof(float))});
+  return ref;
 }
 
 std::array<int64_t, 3> lse_shape(const Problem& p) { return {p.batch, p.heads, p.seqlen_q}; }
@@ -264,24 +331,32 @@ bool bytes_overlap(const ByteBox& a, const ByteBox& b) {
 }
 
 ForwardProblem check_forward(const fa3_forward_params* given) {
-  const fa3_forward_params params = whole_params(given, "fa3_forward_params", offsetof(fa3_forward_params, sm_margin));
+  const fa3_forward_params params = whole_params(
+      given, "fa3_forward_params", {offsetof(fa3_forward_params, sm_margin), offsetof(fa3_forward_params, q_scale)});
   ForwardProblem p;
   check_sizes(params, p);
-  check_dtypes(params.device, {{"q", &params.q}, {"k", &params.k}, {"v", &params.v}, {"o", &params.o}}, p);
+  check_forward_dtypes(params, p);
   p.q = check_tensor("q", params.q, {p.batch, p.seqlen_q, p.heads, p.d});
   p.k = check_tensor("k", params.k, {p.batch, p.seqlen_k, p.kv_heads, p.d});
   p.v = check_tensor("v", params.v, {p.batch, p.seqlen_k, p.kv_heads, p.d_v});
   p.o = check_tensor("o", params.o, {p.batch, p.seqlen_q, p.heads, p.d_v});
+  if (p.dtype == FA3_E4M3)
+    for (const auto& [name, tensor] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}})
+      check_e4m3_layout(name, *tensor, params.device);
+  std::vector<NamedBox> inputs = boxes_of(p.dtype, {{"q", &p.q}, {"k", &p.k}, {"v", &p.v}});
+  p.q_scale = check_scales("q_scale", params.q_scale, p, p.heads, p.seqlen_q, inputs);
+  p.k_scale = check_scales("k_scale", params.k_scale, p, p.kv_heads, p.seqlen_k, inputs);
+  p.v_scale = check_scales("v_scale", params.v_scale, p, p.kv_heads, p.seqlen_k, inputs);
   if (!p.o.empty()) {
     check_distinct("o.stride", p.o.shape, p.o.stride);
-    std::vector<NamedBox> outputs = boxes_of(p.dtype, {{"o", &p.o}});
+    std::vector<NamedBox> outputs = boxes_of(p.o_dtype, {{"o", &p.o}});
     if (params.lse != nullptr) {
       p.lse = params.lse;
       p.lse_stride = check_lse(p, params.lse, params.lse_stride);
       check_distinct("lse_stride", lse_shape(p), p.lse_stride);
       outputs.push_back({"lse", byte_box(p.lse, lse_shape(p), p.lse_stride, sizeof(float))});
     }
-    check_outputs_apart(outputs, boxes_of(p.dtype, {{"q", &p.q}, {"k", &p.k}, {"v", &p.v}}));
+    check_outputs_apart(outputs, inputs);
   }
   check_options(params, p);
   if (params.reserved != 0) invalid("reserved is " + to_string(params.reserved) + "; it must be 0");
@@ -289,7 +364,7 @@ ForwardProblem check_forward(const fa3_forward_params* given) {
 }
 
 BackwardProblem check_backward(const fa3_backward_params* given) {
-  const fa3_backward_params params = whole_params(given, "fa3_backward_params", sizeof(fa3_backward_params));
+  const fa3_backward_params params = whole_params(given, "fa3_backward_params");
   BackwardProblem p;
   check_sizes(params, p);
   check_dtypes(params.device,
@@ -302,6 +377,10 @@ BackwardProblem check_backward(const fa3_backward_params* given) {
                 {"dk", &params.dk},
                 {"dv", &params.dv}},
                p);
+  if (p.dtype == FA3_E4M3)
+    invalid(
+        "q.dtype is FA3_E4M3 (3), which the forward pass alone has; it must be FA3_F16 (1), FA3_BF16 (2) or "
+        "FA3_F32 (4)");
   const std::array<int64_t, 4> of_q = {p.batch, p.seqlen_q, p.heads, p.d}, of_o = {p.batch, p.seqlen_q, p.heads, p.d_v},
                                of_k = {p.batch, p.seqlen_k, p.kv_heads, p.d},
                                of_v = {p.batch, p.seqlen_k, p.kv_heads, p.d_v};
@@ -378,7 +457,7 @@ void check_rope(const fa3_quantize_params& params, QuantizeProblem& p) {
 }  // namespace
 
 QuantizeProblem check_quantize(const fa3_quantize_params* given) {
-  const fa3_quantize_params params = whole_params(given, "fa3_quantize_params", sizeof(fa3_quantize_params));
+  const fa3_quantize_params params = whole_params(given, "fa3_quantize_params");
   QuantizeProblem p;
   if (params.device != FA3_DEVICE_CUDA && params.device != FA3_DEVICE_CPU)
     invalid("device is " + to_string(params.device) + "; it must be FA3_DEVICE_CUDA (1) or FA3_DEVICE_CPU (2)");

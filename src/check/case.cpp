@@ -16,7 +16,17 @@ namespace {
 
 using Json = nlohmann::ordered_json;  // names list the keys in the order of the file
 
-constexpr std::pair<const char*, fa3_dtype> dtypes[] = {{"f16", FA3_F16}, {"bf16", FA3_BF16}, {"f32", FA3_F32}};
+constexpr std::pair<const char*, fa3_dtype> dtypes[] = {
+    {"f16", FA3_F16}, {"bf16", FA3_BF16}, {"f32", FA3_F32}, {"e4m3", FA3_E4M3}};
+constexpr std::pair<const char*, fa3_dtype> o_dtypes[] = {{"f16", FA3_F16}, {"bf16", FA3_BF16}};
+constexpr std::pair<const char*, Scales> scales[] = {{"none", Scales::none},
+                                                     {"head", Scales::head},
+                                                     {"block", Scales::block},
+                                                     {"transposed", Scales::transposed},
+                                                     {"wild", Scales::wild},
+                                                     {"repeat", Scales::repeat},
+                                                     {"repeat_block", Scales::repeat_block}};
+constexpr const char* e4m3_keys[] = {"o_dtype", "descale", "q_descale", "k_descale", "v_descale"};
 constexpr std::pair<const char*, LseLayout> lse_layouts[] = {
     {"none", LseLayout::none}, {"dense", LseLayout::dense}, {"transposed", LseLayout::transposed}};
 constexpr std::pair<const char*, Layout> layouts[] = {{"dense", Layout::dense},
@@ -127,6 +137,15 @@ void check_layouts(const Case& c) {
   if (c.d_o.layout == Layout::packed) throw std::runtime_error("d_o_layout must not be packed");
 }
 
+void check_e4m3(const Case& c, const Json& object) {
+  if (c.dtype == FA3_E4M3) {
+    if (c.backward) throw std::runtime_error("pass backward has no e4m3");
+    return;
+  }
+  for (const char* key : e4m3_keys)
+    if (object.contains(key)) throw std::runtime_error(fmt::format("{} is for dtype e4m3", key));
+}
+
 /// What the passes ask of a case beside layouts.
 void check_pass(const Case& c, const Json& object) {
   if (!c.backward) {
@@ -172,9 +191,19 @@ Case parse_case(const Json& object) {
   std::int64_t repeats = 1, sm_margin = 0;
   // "layout" is for q, k and v, and gives way to "q_layout" and so on wherever in the object it stands.
   if (object.contains("layout")) c.q.layout = c.k.layout = c.v.layout = choice(object["layout"], "layout", layouts);
+  // And so is "descale".
+  if (object.contains("descale")) c.q.scales = c.k.scales = c.v.scales = choice(object["descale"], "descale", scales);
+  const auto descale = [](TensorSpec& tensor, const char* key) {
+    return [&tensor, key](const Json& x) { tensor.scales = choice(x, key, scales); };
+  };
   read_object(object, "a case",
               {{"name", [&](const Json& x) { c.name = x.get<std::string>(); }},
                {"dtype", [&](const Json& x) { c.dtype = choice(x, "dtype", dtypes), has_dtype = true; }},
+               {"o_dtype", [&](const Json& x) { c.o_dtype = choice(x, "o_dtype", o_dtypes); }},
+               {"descale", [](const Json&) {}},
+               {"q_descale", descale(c.q, "q_descale")},
+               {"k_descale", descale(c.k, "k_descale")},
+               {"v_descale", descale(c.v, "v_descale")},
                {"batch", size(c.batch, "batch")},
                {"heads", positive(c.heads, "heads")},
                {"kv_heads", size(kv_heads, "kv_heads")},
@@ -225,6 +254,7 @@ Case parse_case(const Json& object) {
   c.sm_margin = int(sm_margin);
   check_layouts(c);
   check_pass(c, object);
+  check_e4m3(c, object);
   return c;
 }
 

@@ -27,6 +27,17 @@ enum class Layout {
   packed         // q, k, v interleaved as [batch, seqlen, heads + 2 kv_heads, d]; all three together; so dq, dk, dv
 };
 
+/// The scales of an e4m3 tensor. Those of heads and blocks are seeded powers of 2 with any exponent in a range.
+enum class Scales {
+  none,         // no pointer: 1
+  head,         // one for each key/value head, exponents -1..1
+  block,        // one for each block, exponents -1..1
+  transposed,   // the same, in memory [block, head, batch]
+  wild,         // the same, exponents -4..2
+  repeat,       // one for all, of each head (stride 0)
+  repeat_block  // the same, of each block
+};
+
 enum class LseLayout { none, dense, transposed };  // [batch, heads, seqlen_q] or, in memory, [batch, seqlen_q, heads]
 
 struct TensorSpec {
@@ -34,6 +45,7 @@ struct TensorSpec {
   std::optional<double> constant;  // every element; absent: standard normal
   double scale = 1;                // factor on every element
   double quantum = 0;              // not 0: every element is rounded to a multiple of it
+  Scales scales = Scales::none;    // e4m3 only
 };
 
 /// Changes elements of an input after it was filled; an absent index means all. Negative indices count from the end.
@@ -48,6 +60,7 @@ struct Patch {
 struct Case {
   std::string name;  // unique; seeds derive from it
   fa3_dtype dtype = FA3_F16;
+  fa3_dtype o_dtype = FA3_F16;  // of o with e4m3; else it has `dtype`
   std::int64_t batch = 1, heads = 1, kv_heads = 1, seqlen_q = 0, seqlen_k = 0, d = 64, d_v = 64;
   bool causal = false;
   int sm_margin = 0;
@@ -64,6 +77,8 @@ struct Case {
   TensorSpec d_o, dq, dk, dv;
   bool deterministic = false;
   std::int64_t keys_elsewhere = 0;  // O and LSE are of so many keys more, in front of those the backward pass has
+
+  fa3_dtype dtype_of_o() const { return dtype == FA3_E4M3 ? o_dtype : dtype; }
 };
 
 struct CaseFile {

@@ -35,7 +35,7 @@ Row row_number(const Problem& p, int64_t i) {
 
 /// One row as a problem of its own.
 ForwardProblem single_row(const ForwardProblem& p, const Row& row) {
-  return with_dtype(p.dtype, [&]<class T>(T) {
+  return with_input_dtype(p.dtype, [&]<class T>(T) {
     const int64_t kv_head = row.head / p.group(), keys = p.visible_keys(row.row);
     const auto at = [&](const TensorRef& tensor, int64_t token, int64_t head, int64_t rows) {
       void* data = rows ? features<T>(tensor, row.batch, token, head) : nullptr;
@@ -48,6 +48,15 @@ ForwardProblem single_row(const ForwardProblem& p, const Row& row) {
     one.q = at(p.q, row.row, row.head, 1);
     one.k = at(p.k, 0, kv_head, keys);
     one.v = at(p.v, 0, kv_head, keys);
+    const auto scales_at = [&](ScalesRef scales, int64_t head, int64_t token) {
+      if (scales.data == nullptr) return scales;
+      scales.data += row.batch * scales.stride[0] + head * scales.stride[1] +
+                     (scales.per_block ? token / FA3_SCALE_ROWS * scales.stride[2] : 0);
+      return scales;
+    };
+    one.q_scale = scales_at(p.q_scale, p.q_scale.per_block ? row.head : kv_head, row.row);
+    one.k_scale = scales_at(p.k_scale, kv_head, 0);
+    one.v_scale = scales_at(p.v_scale, kv_head, 0);
     return one;
   });
 }
@@ -61,14 +70,20 @@ std::vector<int64_t> sample(int64_t total, int64_t count) {
   return numbers;
 }
 
+/// O of the plain computation.
+std::vector<double> plain_forward(const ForwardProblem& p, const std::vector<double>& exact, int threads,
+                                  bool round_scores) {
+  return p.dtype == FA3_E4M3 ? reference::plain_e4m3_forward(p, exact, threads)
+                             : reference::plain_forward(p, threads, round_scores).o;
+}
+
 Expected expected_rows(const ForwardProblem& p, int64_t max_rows, int threads, bool round_scores) {
   const int64_t total = p.batch * p.seqlen_q * p.heads;
   Expected expected;
   if (total <= max_rows) {
-    reference::Result exact = reference::forward(p, threads),
-                      plain = reference::plain_forward(p, threads, round_scores);
+    reference::Result exact = reference::forward(p, threads);
+    expected.plain_o = plain_forward(p, exact.o, threads, round_scores);
     expected.o = std::move(exact.o);
-    expected.plain_o = std::move(plain.o);
     for (int64_t i = 0; i < total; ++i) {
       const Row row = row_number(p, i);
       const std::size_t at = std::size_t((row.batch * p.heads + row.head) * p.seqlen_q + row.row);
@@ -80,10 +95,11 @@ Expected expected_rows(const ForwardProblem& p, int64_t max_rows, int threads, b
   for (const int64_t number : sample(total, max_rows)) {
     const Row row = row_number(p, number);
     const ForwardProblem one = single_row(p, row);
-    const reference::Result exact = reference::forward(one), plain = reference::plain_forward(one, 1, round_scores);
+    const reference::Result exact = reference::forward(one);
+    const std::vector<double> plain = plain_forward(one, exact.o, 1, round_scores);
     expected.rows.push_back(row);
     expected.o.insert(expected.o.end(), exact.o.begin(), exact.o.end());
-    expected.plain_o.insert(expected.plain_o.end(), plain.o.begin(), plain.o.end());
+    expected.plain_o.insert(expected.plain_o.end(), plain.begin(), plain.end());
     expected.lse.push_back(exact.lse[0]);
   }
   return expected;
@@ -209,10 +225,15 @@ class Comparison {
   std::string worst_;
 };
 
-template <class T>
+/// What an error of LSE in relation to reference::score_magnitude() may be. E4m3: the tensor core cuts off what lies 13
+/// bits below the largest of the terms that it adds.
+double score_error(fa3_dtype dtype) { return dtype == FA3_E4M3 ? 0x1p-11 : 0x1p-22; }
+
+/// T: the type of q, k and v, U: that of o.
+template <class T, class U>
 void compare(const ForwardProblem& p, const Expected& expected, bool exact_scores, Verdict& verdict) {
   const std::vector<bool> tainted = tainted_heads<T>(p, p.k, p.v);
-  Comparison<T> o("O", p.dtype, verdict.o, verdict);
+  Comparison<U> o("O", p.dtype_of_o(), verdict.o, verdict);
   std::string lse_worst;
   double lse_excess = 0;
   for (std::size_t i = 0; i < expected.rows.size(); ++i) {
@@ -223,7 +244,7 @@ void compare(const ForwardProblem& p, const Expected& expected, bool exact_score
     const RowState state = p.visible_keys(r.row) == 0 ? RowState::empty
                            : row_tainted              ? RowState::tainted
                                                       : RowState::ordinary;
-    if (!o.row(r, state, features<const T>(p.o, r.batch, r.row, r.head), &expected.o[i * std::size_t(p.d_v)],
+    if (!o.row(r, state, features<const U>(p.o, r.batch, r.row, r.head), &expected.o[i * std::size_t(p.d_v)],
                &expected.plain_o[i * std::size_t(p.d_v)], p.d_v))
       return;
     if (!p.lse) continue;
@@ -240,7 +261,8 @@ void compare(const ForwardProblem& p, const Expected& expected, bool exact_score
       const double error = std::abs(lse - exact_lse);
       verdict.lse_error = std::max(verdict.lse_error, error);
       double allowed = 1e-4 + 0x1p-22 * std::abs(exact_lse);
-      if (error > allowed && !exact_scores) allowed += 0x1p-22 * reference::score_magnitude(p, r.batch, r.head, r.row);
+      if (error > allowed && !exact_scores)
+        allowed += score_error(p.dtype) * reference::score_magnitude(p, r.batch, r.head, r.row);
       const double excess = error / allowed;
       if (excess > std::max(lse_excess, 1.0))
         lse_worst = fmt::format("LSE is {} at {}, fp64 has {}: {:.3g} times the error allowed", lse, r.text(),
@@ -339,12 +361,15 @@ std::uint32_t poison(fa3_dtype dtype) {
   switch (dtype) {
     case FA3_F16: return 0xfeb5u;
     case FA3_BF16: return 0xffe5u;
+    case FA3_E4M3: return 0xffu;  // of inputs only: it has no other NaN
     default: return 0xffe5b5a5u;
   }
 }
 
 void fill_poison(void* data, fa3_dtype dtype, int64_t elements) {
-  if (element_bytes(dtype) == 2)
+  if (element_bytes(dtype) == 1)
+    std::fill_n(static_cast<std::uint8_t*>(data), elements, std::uint8_t(poison(dtype)));
+  else if (element_bytes(dtype) == 2)
     std::fill_n(static_cast<std::uint16_t*>(data), elements, std::uint16_t(poison(dtype)));
   else
     std::fill_n(static_cast<std::uint32_t*>(data), elements, poison(dtype));
@@ -353,12 +378,15 @@ void fill_poison(void* data, fa3_dtype dtype, int64_t elements) {
 Verdict judge(const ForwardProblem& problem, int64_t max_rows, int threads, bool exact_scores) {
   Verdict verdict;
   if (problem.o.empty()) return verdict;
-  with_dtype(problem.dtype, [&]<class T>(T) {
-    for (const std::string& what : {unwritten<T>("O", problem.o, problem.dtype), unwritten_lse(problem)})
+  with_dtype(problem.dtype_of_o(), [&]<class U>(U) {
+    for (const std::string& what : {unwritten<U>("O", problem.o, problem.dtype_of_o()), unwritten_lse(problem)})
       if (!what.empty()) return verdict.fail(what);
     const Expected expected = expected_rows(problem, max_rows, threads, !exact_scores);
     verdict.rows = int64_t(expected.rows.size());
-    compare<T>(problem, expected, exact_scores, verdict);
+    if (problem.dtype == FA3_E4M3)
+      compare<E4m3, U>(problem, expected, exact_scores, verdict);
+    else
+      compare<U, U>(problem, expected, exact_scores, verdict);
   });
   return verdict;
 }

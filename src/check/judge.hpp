@@ -44,9 +44,10 @@ void fill_poison(void* data, fa3_dtype dtype, std::int64_t elements);
 ///   - Every element of both is written.
 ///   - |O - fp64| is at most 2 times the largest error of the plain computation (S, P and O rounded to the dtype; in
 ///   f32 4
-///     times) plus 2 * max|round(round(fp64 + 0.3) - 0.3) - fp64|.
+///     times) plus 2 * max|round(round(fp64 + 0.3) - 0.3) - fp64|. With e4m3 the plain
+///     computation is reference::plain_e4m3_forward().
 ///   - |LSE - fp64| <= 1e-4 + 2^-22 * (|LSE| + A), A = reference::score_magnitude: S is a sum in f32 of products that
-///   may cancel.
+///   may cancel. With e4m3 2^-11 * A.
 ///   - `exact_scores`: the scores are exact in f32. Then A = 0, and the plain computation does not round S.
 ///   - A row that sees no key has O = 0 and LSE = -inf exactly, and no other row has.
 ///   - A row whose own q, or whose head's k or v, holds a NaN or Inf must not be finite where fp64 is not, and is not

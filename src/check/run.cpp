@@ -74,8 +74,9 @@ struct Block {
   void* at(int64_t element) { return bytes.data() + std::size_t(element) * element_bytes(dtype); }
 };
 
-enum { Q, K, V, DO, O, Lse, DQ, DK, DV, tensor_count };
-constexpr const char* tensor_names[] = {"q", "k", "v", "dO", "O", "LSE", "dQ", "dK", "dV"};
+enum { Q, K, V, DO, O, Lse, DQ, DK, DV, QScale, KScale, VScale, tensor_count };
+constexpr const char* tensor_names[] = {"q",  "k",  "v",  "dO",      "O",       "LSE",
+                                        "dQ", "dK", "dV", "q_scale", "k_scale", "v_scale"};
 
 /// The tensors of a case in host memory.
 struct Memory {
@@ -179,13 +180,37 @@ void apply(Memory& memory, const Patch& patch) {
         }
 }
 
+bool per_block(Scales scales) { return scales >= Scales::block && scales != Scales::repeat; }
+
+/// The scales of a tensor, as a tensor [batch, heads, blocks, 1].
+void add_scales(Memory& memory, int tensor, const Case& c, Scales scales, int64_t heads, int64_t seqlen) {
+  if (scales == Scales::none) return;
+  const Index shape = per_block(scales) ? Index{c.batch, heads, (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS, 1}
+                                        : Index{c.batch, c.kv_heads, 1, 1};
+  Placement p = place(Layout::dense, shape, FA3_F32);
+  if (scales == Scales::transposed) p.stride = {1, shape[0], shape[0] * shape[1], 1};
+  if (scales == Scales::repeat || scales == Scales::repeat_block) p.stride = {0, 0, 0, 1};
+  memory.add(tensor, p, FA3_F32);
+  if (p.empty()) return;
+  std::mt19937_64 random(seed_of(c.name + tensor_names[tensor]));
+  const double lowest = scales == Scales::wild ? -4 : -1, highest = scales == Scales::wild ? 2 : 1;
+  float* data = static_cast<float*>(memory.first(tensor));
+  for_each_row(shape, [&](int64_t b, int64_t h, int64_t block) {
+    data[b * p.stride[0] + h * p.stride[1] + block * p.stride[2]] =
+        float(std::exp2(lowest + (highest - lowest) * double(random() >> 11) * 0x1p-53));
+  });
+}
+
 Memory make_memory(const Case& c) {
   const int64_t keys = c.keys_elsewhere + c.seqlen_k;
   const Index q{c.batch, c.seqlen_q, c.heads, c.d}, k{c.batch, keys, c.kv_heads, c.d},
       v{c.batch, keys, c.kv_heads, c.d_v}, o{c.batch, c.seqlen_q, c.heads, c.d_v};
   Memory memory;
   memory.add_three({Q, K, V}, {&c.q, &c.k, &c.v}, {q, k, v}, c.dtype);
-  memory.add(O, place(c.o.layout, o, c.dtype), c.dtype);
+  memory.add(O, place(c.o.layout, o, c.dtype_of_o()), c.dtype_of_o());
+  add_scales(memory, QScale, c, c.q.scales, c.heads, c.seqlen_q);
+  add_scales(memory, KScale, c, c.k.scales, c.kv_heads, keys);
+  add_scales(memory, VScale, c, c.v.scales, c.kv_heads, keys);
   if (c.lse != LseLayout::none) {
     Placement lse = place(Layout::dense, {c.batch, c.heads, c.seqlen_q, 1}, FA3_F32);
     if (c.lse == LseLayout::transposed) lse.stride = {c.seqlen_q * c.heads, 1, c.heads, 1};
@@ -198,7 +223,7 @@ Memory make_memory(const Case& c) {
     memory.add_three({DQ, DK, DV}, {&c.dq, &c.dk, &c.dv}, {q, part_k, part_v}, c.dtype);
     inputs.push_back({DO, &c.d_o});
   }
-  with_dtype(c.dtype, [&]<class T>(T) {
+  with_input_dtype(c.dtype, [&]<class T>(T) {
     for (const auto& [tensor, spec] : inputs)
       fill<T>(memory, tensor, *spec, c.name + (tensor == DO ? "dO" : std::string(1, "QKV"[tensor])));
     for (const Patch& patch : c.patches) apply<T>(memory, patch);
@@ -227,6 +252,12 @@ std::array<int64_t, 3> lse_stride(const Memory& memory) {
   return {stride[0], stride[1], stride[2]};
 }
 
+ScalesRef host_scales(Memory& memory, int tensor, Scales scales) {
+  if (scales == Scales::none || memory.placement[std::size_t(tensor)].empty()) return {};
+  const Index& stride = memory.placement[std::size_t(tensor)].stride;
+  return {static_cast<float*>(memory.first(tensor)), per_block(scales), {stride[0], stride[1], stride[2]}};
+}
+
 /// The problem in host memory, for the judge. Of a backward case: the forward pass over all its keys.
 ForwardProblem host_problem(const Case& c, Memory& memory) {
   ForwardProblem p;
@@ -234,6 +265,10 @@ ForwardProblem host_problem(const Case& c, Memory& memory) {
   p.seqlen_k += c.keys_elsewhere;
   p.q = host_tensor(memory, Q), p.k = host_tensor(memory, K), p.v = host_tensor(memory, V);
   p.o = host_tensor(memory, O);
+  p.o_dtype = c.o_dtype;
+  p.q_scale = host_scales(memory, QScale, c.q.scales);
+  p.k_scale = host_scales(memory, KScale, c.k.scales);
+  p.v_scale = host_scales(memory, VScale, c.v.scales);
   if (c.lse != LseLayout::none) {
     p.lse = static_cast<float*>(memory.first(Lse));
     p.lse_stride = lse_stride(memory);
@@ -280,7 +315,16 @@ class OnDevice {
   }
   Tensor output(int tensor) const {
     const Placement& p = memory_.placement[std::size_t(tensor)];
-    return Tensor(data(tensor, p), p.shape, p.stride, static_cast<Dtype>(case_.dtype), device_);
+    return Tensor(data(tensor, p), p.shape, p.stride, static_cast<Dtype>(case_.dtype_of_o()), device_);
+  }
+  ScalesView scales(int tensor, Scales scales) const {
+    if (scales == Scales::none) return {};
+    const Placement& p = memory_.placement[std::size_t(tensor)];
+    return {reinterpret_cast<float*>(data(tensor, p)),
+            {p.shape[0], p.shape[1], p.shape[2]},
+            {p.stride[0], p.stride[1], p.stride[2]},
+            per_block(scales),
+            device_};
   }
   RowTensor lse() const {
     const Placement& p = memory_.placement[Lse];
@@ -382,7 +426,10 @@ Verdict run_case(const Case& c, Device device, const ForwardFunction& forward) {
     lse = on_device.lse();
     outputs.push_back(Lse);
   }
-  const ForwardOptions options{c.causal, c.softmax_scale, c.sm_margin};
+  ForwardOptions options{c.causal, c.softmax_scale, c.sm_margin};
+  options.q_scale = on_device.scales(QScale, c.q.scales);
+  options.k_scale = on_device.scales(KScale, c.k.scales);
+  options.v_scale = on_device.scales(VScale, c.v.scales);
 
   Verdict verdict;
   std::size_t workspace_bytes = 0;

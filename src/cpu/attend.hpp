@@ -15,8 +15,19 @@ float largest_lane(Batch x) {
   return largest;
 }
 
+/// A weight, at most 1, rounded to what e4m3 holds of 2^e4m3_weight_log2 times it. NaN stays NaN.
+Batch round_to_e4m3(Batch weight) {
+  constexpr float smallest_normal = 0x1p-6f / (1 << e4m3_weight_log2);
+  // The power of two at or below the weight; adding 2^20 of it leaves three bits behind the leading one.
+  const Batch power = xsimd::max(weight & Batch(__builtin_inff()), Batch(smallest_normal));
+  const Batch adder = power * Batch(0x1p20f);
+  return (weight + adder) - adder;
+}
+
 /// Turns the first `visible` (> 0) scores of a row into weights and adds those to row_sum; the rest up to a full vector
-/// gets weight 0. Returns the factor that brings what was summed under the old maximum to the new one.
+/// gets weight 0. Returns the factor that brings what was summed under the old maximum to the new one. `round`: after
+/// they are added the weights are rounded to e4m3.
+template <bool round>
 float softmax_row(float* s, int visible, float scale_log2, float& row_max, float* row_sum) {
   const int end = (visible + lanes - 1) / lanes * lanes;
   for (int j = visible; j < end; ++j) s[j] = s[visible - 1];  // a repeated score changes no maximum
@@ -40,13 +51,17 @@ float softmax_row(float* s, int visible, float scale_log2, float& row_max, float
   float rescale = 1.0f;
   if (row_max != old_max) rescale = old_max == minus_infinity ? 0.0f : largest_lane(weight(Batch(old_max)));
   Batch sum = Batch::load_unaligned(row_sum) * Batch(rescale);
-  for (int j = 0; j < end; j += lanes) sum = sum + Batch::load_unaligned(s + j);
+  for (int j = 0; j < end; j += lanes) {
+    const Batch weights = Batch::load_unaligned(s + j);
+    sum = sum + weights;
+    if constexpr (round) round_to_e4m3(weights).store_unaligned(s + j);
+  }
   sum.store_unaligned(row_sum);
   return rescale;
 }
 
 /// One group of rows, at most row_tile.
-template <int rows>
+template <int rows, bool round>
 void attend_rows(const KeyBlock& block, int first) {
   const int* visible = block.visible + first;
   if (visible[rows - 1] == 0) return;
@@ -59,8 +74,8 @@ void attend_rows(const KeyBlock& block, int first) {
   for (int r = 0; r < rows; ++r) {
     if (visible[r] == 0) continue;
     const int row = first + r;
-    const float rescale =
-        softmax_row(s + r * tile_k, visible[r], block.scale_log2, block.row_max[row], block.row_sum + row * max_lanes);
+    const float rescale = softmax_row<round>(s + r * tile_k, visible[r], block.scale_log2, block.row_max[row],
+                                             block.row_sum + row * max_lanes);
     if (rescale == 1.0f) continue;
     float* o_row = o + r * block.v_width;
     for (int c = 0; c < block.v_width; c += lanes) {
@@ -80,15 +95,18 @@ void attend_rows(const KeyBlock& block, int first) {
   }
 }
 
+template <bool round>
+void attend_tile(const KeyBlock& block) {
+  int row = 0;
+  for (; row + row_tile <= block.rows; row += row_tile) attend_rows<row_tile, round>(block, row);
+  for (; row < block.rows; ++row) attend_rows<1, round>(block, row);
+}
+
 }  // namespace
 
 namespace FA3_SIMD {
 
-void attend(const KeyBlock& block) {
-  int row = 0;
-  for (; row + row_tile <= block.rows; row += row_tile) attend_rows<row_tile>(block, row);
-  for (; row < block.rows; ++row) attend_rows<1>(block, row);
-}
+void attend(const KeyBlock& block) { block.e4m3_weights ? attend_tile<true>(block) : attend_tile<false>(block); }
 
 }  // namespace FA3_SIMD
 }  // namespace fa3::cpu

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
-#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "cpu/float_arrays.hpp"
@@ -37,7 +37,8 @@ struct Scratch {
 
 /// Tiles of the query rows that read one key/value head. The heads of a group are interleaved: packed row r is row
 /// r / group of head r % group, so that a block of K and V is converted once for all of them.
-template <class T>
+/// T: the type of q, k and v, U: that of o. E4m3 values are multiplied by their scales as they are converted.
+template <class T, class U>
 class Forward {
  public:
   Forward(const ForwardProblem& problem, const Simd& simd)
@@ -60,6 +61,7 @@ class Forward {
     KeyBlock block{.rows = rows,
                    .d = int(p_.d),
                    .v_width = int(round_up(p_.d_v, max_lanes)),
+                   .e4m3_weights = std::is_same_v<T, E4m3>,
                    .scale_log2 = scale_log2_,
                    .visible = scratch.visible.data(),
                    .q = scratch.q,
@@ -75,7 +77,10 @@ class Forward {
     std::fill_n(block.row_sum, rows * max_lanes, 0.0f);
 
     const std::int64_t keys = visible_keys(first_row + rows - 1);
-    for (std::int64_t first_key = 0; first_key < keys; first_key += tile_k) {
+    const std::int64_t blocks = (keys + tile_k - 1) / tile_k;
+    for (std::int64_t i = 0; i < blocks; ++i) {
+      // From the last block to the first with e4m3, as on the GPU: the order shows in how weights are rounded.
+      const std::int64_t first_key = (std::is_same_v<T, E4m3> ? blocks - 1 - i : i) * tile_k;
       for (int r = 0; r < rows; ++r) {
         scratch.visible[r] = int(std::clamp<std::int64_t>(visible_keys(first_row + r) - first_key, 0, tile_k));
       }
@@ -97,7 +102,8 @@ class Forward {
     for (int r = 0; r < rows; ++r) {
       const std::int64_t row = first_row + r;
       const T* from = features<const T>(p_.q, batch, row / p_.group(), head(kv_head, row));
-      for (std::int64_t c = 0; c < p_.d; ++c) q[r * p_.d + c] = sign * to_float(from[c]);
+      const float scale = sign * p_.q_scale.of(batch, head(kv_head, row), row / p_.group(), p_.group());
+      for (std::int64_t c = 0; c < p_.d; ++c) q[r * p_.d + c] = scale * to_float(from[c]);
     }
   }
 
@@ -105,10 +111,12 @@ class Forward {
                Scratch& scratch) const {
     for (int j = 0; j < keys; ++j) {
       const T* k = features<const T>(p_.k, batch, first_key + j, kv_head);
-      for (std::int64_t c = 0; c < p_.d; ++c) scratch.k_row[c] = to_float(k[c]);
+      const float k_scale = p_.k_scale.of(batch, kv_head, first_key + j, 1);
+      for (std::int64_t c = 0; c < p_.d; ++c) scratch.k_row[c] = k_scale * to_float(k[c]);
       for (std::int64_t c = 0; c < p_.d; ++c) scratch.k_transposed[c * tile_k + j] = scratch.k_row[c];
       const T* v = features<const T>(p_.v, batch, first_key + j, kv_head);
-      for (std::int64_t c = 0; c < p_.d_v; ++c) scratch.v[j * v_width + c] = to_float(v[c]);
+      const float v_scale = p_.v_scale.of(batch, kv_head, first_key + j, 1);
+      for (std::int64_t c = 0; c < p_.d_v; ++c) scratch.v[j * v_width + c] = v_scale * to_float(v[c]);
     }
   }
 
@@ -119,8 +127,8 @@ class Forward {
     float sum = 0;
     for (int lane = 0; lane < max_lanes; ++lane) sum += block.row_sum[r * max_lanes + lane];
 
-    T* o = features<T>(p_.o, batch, row, h);
-    for (std::int64_t c = 0; c < p_.d_v; ++c) o[c] = from_float<T>(blind ? 0.0f : block.o[r * block.v_width + c] / sum);
+    U* o = features<U>(p_.o, batch, row, h);
+    for (std::int64_t c = 0; c < p_.d_v; ++c) o[c] = from_float<U>(blind ? 0.0f : block.o[r * block.v_width + c] / sum);
     if (p_.lse == nullptr) return;
     double lse = -std::numeric_limits<double>::infinity();
     if (!blind) {
@@ -147,14 +155,19 @@ void forward(const ForwardProblem& problem) {
 
 void forward(const ForwardProblem& problem, const Simd& simd, int threads) {
   if (problem.o.empty()) return;
-  with_dtype(problem.dtype, [&]<class T>(T) {
-    const Forward<T> forward(problem, simd);
+  const auto run = [&](const auto& forward) {
     threads = int(std::min<std::int64_t>(threads, forward.tiles()));
     std::vector<Scratch> scratch;
     scratch.reserve(static_cast<std::size_t>(threads));
     for (int t = 0; t < threads; ++t) scratch.emplace_back(problem.d, problem.d_v);
     parallel_for(forward.tiles(), threads, [&](std::int64_t tile, int thread) { forward.tile(tile, scratch[thread]); });
-  });
+  };
+  if (problem.dtype != FA3_E4M3)
+    with_dtype(problem.dtype, [&]<class T>(T) { run(Forward<T, T>(problem, simd)); });
+  else if (problem.o_dtype == FA3_F16)
+    run(Forward<E4m3, Half>(problem, simd));
+  else
+    run(Forward<E4m3, Bfloat16>(problem, simd));
 }
 
 }  // namespace fa3::cpu

@@ -3,7 +3,10 @@
 
 namespace fa3::cpu {
 
-inline constexpr int tile_k = 64;     // keys of a block
+inline constexpr int tile_k = 64;  // keys of a block
+// The weights of FP8 are rounded as multiples of 2^-8 of what they are: then they are at most 256, of the 448 that e4m3
+// has room for, and the smallest that is not lost is 2^-18 of the largest one so far.
+inline constexpr int e4m3_weight_log2 = 8;
 inline constexpr int max_lanes = 16;  // floats in the widest vector; widths in memory are multiples of it
 
 /// A tile of query rows and the block of keys it meets. Everything is f32 and dense; the memory starts at a multiple of
@@ -12,6 +15,7 @@ struct KeyBlock {
   int rows;                   // query rows of the tile
   int d;                      // features of q and k
   int v_width;                // features of v and o, with zeros up to a multiple of max_lanes
+  bool e4m3_weights;          // weights are rounded to e4m3 on their way into o, not into row_sum
   float scale_log2;           // >= 0: a weight is exp2((s - max) * scale_log2)
   const int* visible;         // [rows] keys of this block each row sees: 0..tile_k, not decreasing
   const float* q;             // [rows][d]

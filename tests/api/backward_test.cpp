@@ -58,6 +58,13 @@ const BadInput bad_inputs[] = {
     {"StructSize", [](auto& x) { x.params.struct_size -= 8; }, {"struct_size", "sizeof(fa3_backward_params)"}},
     {"StructSizeOfTheForwardPass", [](auto& x) { x.params.struct_size = sizeof(fa3_forward_params); }, {"struct_size"}},
     {"ApiVersion", [](auto& x) { x.params.api_version = 2; }, {"api_version", "2", "1"}},
+    {"E4m3",
+     [](auto& x) {
+       for (fa3_tensor* t : {&x.params.q, &x.params.k, &x.params.v, &x.params.d_o, &x.params.o, &x.params.dq,
+                             &x.params.dk, &x.params.dv})
+         t->dtype = FA3_E4M3;
+     },
+     {"q.dtype is FA3_E4M3 (3)", "forward pass", "FA3_F16", "FA3_BF16", "FA3_F32"}},
     {"Device", [](auto& x) { x.params.device = 0; }, {"device is 0", "FA3_DEVICE_CUDA", "FA3_DEVICE_CPU"}},
     {"Causal", [](auto& x) { x.params.causal = -1; }, {"causal is -1", "0 or 1"}},
     {"Deterministic", [](auto& x) { x.params.deterministic = 2; }, {"deterministic is 2", "0 or 1"}},
@@ -84,7 +91,7 @@ const BadInput bad_inputs[] = {
     {"NullDk", [](auto& x) { x.params.dk.data = nullptr; }, {"dk.data", "null"}},
     {"NullDv", [](auto& x) { x.params.dv.data = nullptr; }, {"dv.data", "null"}},
 
-    {"DtypeOfDo", [](auto& x) { x.params.d_o.dtype = 3; }, {"d_o.dtype is 3", "FA3_F16", "FA3_BF16", "FA3_F32"}},
+    {"DtypeOfDo", [](auto& x) { x.params.d_o.dtype = 5; }, {"d_o.dtype is 5", "FA3_F16", "FA3_BF16", "FA3_F32"}},
     {"MixedDtypesDo", [](auto& x) { x.params.d_o.dtype = FA3_BF16; }, {"d_o.dtype is 2", "q.dtype is 1", "one dtype"}},
     {"MixedDtypesK", [](auto& x) { x.params.k.dtype = FA3_F32; }, {"k.dtype is 4", "q.dtype is 1"}},
     {"MixedDtypesO", [](auto& x) { x.params.o.dtype = FA3_F32; }, {"o.dtype is 4", "q.dtype is 1"}},

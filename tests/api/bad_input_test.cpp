@@ -56,7 +56,7 @@ const BadInput bad_inputs[] = {
     {"StructSize",
      [](auto& x) { x.params.struct_size = 8; },
      {"struct_size", "8", std::to_string(sizeof(fa3_forward_params)),
-      std::to_string(offsetof(fa3_forward_params, sm_margin))}},
+      std::to_string(offsetof(fa3_forward_params, sm_margin)), std::to_string(offsetof(fa3_forward_params, q_scale))}},
     {"StructSizeWithinAField", [](auto& x) { x.params.struct_size -= 4; }, {"struct_size"}},
     {"StructSizeOfALaterVersion", [](auto& x) { x.params.struct_size += 8; }, {"struct_size"}},
     {"ApiVersion", [](auto& x) { x.params.api_version = 7; }, {"api_version", "7", "1"}},
@@ -69,13 +69,17 @@ const BadInput bad_inputs[] = {
     {"NullV", [](auto& x) { x.params.v.data = nullptr; }, {"v.data", "null"}},
     {"NullO", [](auto& x) { x.params.o.data = nullptr; }, {"o.data", "null"}},
 
-    {"DtypeOfQ", [](auto& x) { x.params.q.dtype = 3; }, {"q.dtype", "3", "FA3_F16", "FA3_BF16", "FA3_F32"}},
+    {"DtypeOfQ", [](auto& x) { x.params.q.dtype = 5; }, {"q.dtype", "5", "FA3_F16", "FA3_BF16", "FA3_E4M3", "FA3_F32"}},
     {"DtypeOfK", [](auto& x) { x.params.k.dtype = 0; }, {"k.dtype", "0", "FA3_F16"}},
     {"DtypeOfV", [](auto& x) { x.params.v.dtype = -1; }, {"v.dtype", "-1", "FA3_F16"}},
     {"DtypeOfO", [](auto& x) { x.params.o.dtype = 99; }, {"o.dtype", "99", "FA3_F16"}},
     {"MixedDtypesK", [](auto& x) { x.params.k.dtype = FA3_BF16; }, {"k.dtype", "2", "q.dtype", "1"}},
     {"MixedDtypesV", [](auto& x) { x.params.v.dtype = FA3_F32; }, {"v.dtype", "4", "q.dtype", "1"}},
     {"MixedDtypesO", [](auto& x) { x.params.o.dtype = FA3_F32; }, {"o.dtype", "4", "q.dtype", "1"}},
+    {"MixedDtypesKOfE4m3", [](auto& x) { x.params.k.dtype = FA3_E4M3; }, {"k.dtype is 3", "q.dtype is 1"}},
+    {"ScalesOf16Bits", [](auto& x) { x.params.k_scale.data = x.lse.data(); }, {"k_scale", "q.dtype is 1", "FA3_E4M3"}},
+    {"ScalesPerBlockOf16Bits", [](auto& x) { x.params.v_scale.per_block = 1; }, {"v_scale", "all zero"}},
+    {"ScaleStrideOf16Bits", [](auto& x) { x.params.q_scale.stride[2] = 1; }, {"q_scale", "all zero"}},
     {"F32OnCuda",
      [](auto& x) {
        x.params.device = FA3_DEVICE_CUDA;
@@ -151,6 +155,112 @@ const BadInput bad_inputs[] = {
 
 INSTANTIATE_TEST_SUITE_P(Forward, BadInputTest, testing::ValuesIn(bad_inputs),
                          [](const auto& info) { return std::string(info.param.name); });
+
+/// The same of e4m3: [batch, seqlen, heads, d] = q [2, 200, 4, 32], k [2, 300, 2, 32], v [2, 300, 2, 16], with scales
+/// per block.
+struct E4m3Data {
+  std::vector<float> memory = std::vector<float>(40000), scales = std::vector<float>(100, 1.0f);
+  std::vector<std::uint16_t> o = std::vector<std::uint16_t>(2 * 200 * 4 * 16, poison_f16);
+  fa3_forward_params params{};
+
+  E4m3Data() {
+    params.struct_size = sizeof(params);
+    params.api_version = FA3_API_VERSION;
+    params.device = FA3_DEVICE_CPU;
+    params.batch = 2, params.heads = 4, params.kv_heads = 2, params.seqlen_q = 200, params.seqlen_k = 300;
+    params.d = 32, params.d_v = 16;
+    params.q = {aligned(), FA3_E4M3, 0, {200 * 4 * 32, 4 * 32, 32, 1}};
+    params.k = {aligned(), FA3_E4M3, 0, {300 * 2 * 32, 2 * 32, 32, 1}};
+    params.v = {aligned(), FA3_E4M3, 0, {300 * 2 * 16, 2 * 16, 16, 1}};
+    params.o = {o.data(), FA3_F16, 0, {200 * 4 * 16, 4 * 16, 16, 1}};
+    params.q_scale = {scales.data(), 1, 0, {8, 2, 1}};
+    params.k_scale = params.v_scale = {scales.data() + 50, 1, 0, {6, 3, 1}};
+  }
+  E4m3Data(const E4m3Data&) = delete;
+
+  char* aligned() {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+    return reinterpret_cast<char*>((address + 15) / 16 * 16);
+  }
+  void on_cuda() { params.device = FA3_DEVICE_CUDA; }
+};
+
+struct BadE4m3 {
+  const char* name;
+  std::function<void(E4m3Data&)> spoil;
+  std::vector<std::string> words;
+  fa3_status status = FA3_INVALID_ARGUMENT;
+};
+void PrintTo(const BadE4m3& bad, std::ostream* out) { *out << bad.name; }
+
+class BadE4m3Test : public testing::TestWithParam<BadE4m3> {};
+
+TEST_P(BadE4m3Test, IsRefused) {
+  E4m3Data data;
+  ASSERT_EQ(fa3_forward_supported(&data.params), FA3_OK) << fa3_last_error();
+  GetParam().spoil(data);
+  ASSERT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), GetParam().status) << fa3_last_error();
+  const std::string message = fa3_last_error();
+  for (const std::string& word : GetParam().words)
+    EXPECT_NE(message.find(word), std::string::npos) << "no \"" << word << "\" in: " << message;
+  for (const std::uint16_t x : data.o) ASSERT_EQ(x, poison_f16);
+}
+
+const BadE4m3 bad_e4m3[] = {
+    {"DtypeOfQ", [](auto& x) { x.params.q.dtype = FA3_F16; }, {"k.dtype is 3", "q.dtype is 1"}},
+    {"DtypeOfK", [](auto& x) { x.params.k.dtype = FA3_F16; }, {"k.dtype is 1", "q.dtype is 3", "q, k and v"}},
+    {"DtypeOfV", [](auto& x) { x.params.v.dtype = FA3_BF16; }, {"v.dtype is 2", "q.dtype is 3"}},
+    {"OOfE4m3", [](auto& x) { x.params.o.dtype = FA3_E4M3; }, {"o.dtype is 3", "FA3_F16", "FA3_BF16"}},
+    {"OOfF32", [](auto& x) { x.params.o.dtype = FA3_F32; }, {"o.dtype is 4", "FA3_F16", "FA3_BF16"}},
+    {"OOfNothing", [](auto& x) { x.params.o.dtype = 0; }, {"o.dtype is 0", "FA3_F16", "FA3_BF16"}},
+    {"D", [](auto& x) { x.params.d = 24; }, {"d is 24", "multiple of 16"}},
+    {"Dv", [](auto& x) { x.params.d_v = 8; }, {"d_v is 8", "multiple of 16"}},
+    {"QMisaligned", [](auto& x) { x.params.q.data = x.aligned() + 8; }, {"q.data", "16 bytes"}},
+    {"VMisaligned", [](auto& x) { x.params.v.data = x.aligned() + 1; }, {"v.data", "16 bytes"}},
+    {"StrideOfK", [](auto& x) { x.params.k.stride[1] = 72; }, {"k.stride[1] is 72", "multiples of 16"}},
+    {"StrideOfQ", [](auto& x) { x.params.q.stride[0] = std::int64_t(1) << 40; }, {"q.stride[0] is", "2^40"}},
+    {"RepeatedRowsOnCuda",
+     [](auto& x) { x.on_cuda(), x.params.k.stride[1] = 0; },
+     {"k:", "stride 0"},
+     FA3_NOT_SUPPORTED},
+    {"OverlappingHeadsOnCuda",
+     [](auto& x) { x.on_cuda(), x.params.q.stride[2] = 16; },
+     {"q:", "stride 0"},
+     FA3_NOT_SUPPORTED},
+    {"ScaleReserved", [](auto& x) { x.params.q_scale.reserved = 2; }, {"q_scale.reserved is 2", "0"}},
+    {"ScalePerBlock", [](auto& x) { x.params.k_scale.per_block = 2; }, {"k_scale.per_block is 2", "0 or 1"}},
+    {"ScaleStride", [](auto& x) { x.params.v_scale.stride[1] = -3; }, {"v_scale.stride[1] is -3", "negative"}},
+    {"ScaleStrideOfBlocks", [](auto& x) { x.params.q_scale.stride[2] = -1; }, {"q_scale.stride[2] is -1", "negative"}},
+    {"ScaleStrideBeyondMemory",
+     [](auto& x) { x.params.q_scale.stride[0] = std::int64_t(1) << 61; },
+     {"q_scale", "2^62"}},
+    {"ScaleMisaligned",
+     [](auto& x) { x.params.k_scale.data = reinterpret_cast<float*>(x.aligned() + 2); },
+     {"k_scale.data", "aligned", "4"}},
+    {"OOverlapsAScale",
+     [](auto& x) { x.params.v_scale.data = reinterpret_cast<float*>(x.o.data()); },
+     {"o overlaps v_scale"}},
+    {"LseOverlapsAScale",
+     [](auto& x) {
+       x.params.lse = x.params.q_scale.data - 1599;
+       x.params.lse_stride[0] = 800, x.params.lse_stride[1] = 200, x.params.lse_stride[2] = 1;
+     },
+     {"lse overlaps q_scale"}},
+};
+
+INSTANTIATE_TEST_SUITE_P(Forward, BadE4m3Test, testing::ValuesIn(bad_e4m3),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// What the tests above spoil is allowed where it is not looked at.
+TEST(E4m3, WhatIsNotThereMayBeAnything) {
+  E4m3Data data;
+  data.params.q_scale = {nullptr, 1, 0, {7, 5, 3}};
+  data.params.k_scale.per_block = 0, data.params.k_scale.stride[2] = -5;  // not of blocks
+  data.params.v.stride[0] = 0;
+  EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  data.params.k.stride[1] = data.params.q.stride[2] = 0;  // the cpu reads rows wherever they are
+  EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+}
 
 TEST(BadInput, NullParams) {
   std::size_t bytes = 77;

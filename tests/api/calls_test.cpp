@@ -138,6 +138,20 @@ TEST(Calls, AStructWithoutTheLaterFieldsIsTaken) {
   EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
 }
 
+// And of the second: one that ends before q_scale.
+TEST(Calls, AStructWithoutScalesIsTaken) {
+  ProblemData data;
+  constexpr std::size_t second_size = offsetof(fa3_forward_params, q_scale);
+  ASSERT_EQ(second_size, 312u) << "a field of the second release was moved";
+  data.params.struct_size = second_size;
+  data.params.q_scale.per_block = 9;  // is not read
+  data.params.sm_margin = -1;         // is
+  EXPECT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_INVALID_ARGUMENT);
+  data.params.sm_margin = 1;
+  ASSERT_EQ(fa3_forward(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+  EXPECT_EQ(data.o[0], one_f16);
+}
+
 // The cpu has none; on cuda only a device can say that it has too few.
 TEST(Calls, SmMarginOfAnySizeIsTakenWithoutADevice) {
   ProblemData data;

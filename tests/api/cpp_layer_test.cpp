@@ -110,6 +110,61 @@ TEST_F(CppLayer, TheLibrarysReasonIsHandedOn) {
   expect_refused({"k.dtype", "q.dtype"});
 }
 
+/// q, k and v of e4m3 ones, and scales.
+class CppLayerE4m3 : public CppLayer {
+ protected:
+  std::vector<std::uint8_t> e4m3 = std::vector<std::uint8_t>(65536, 0x38);
+  std::vector<float> scales = std::vector<float>(64, 2.f);
+  std::vector<std::uint16_t> o16 = std::vector<std::uint16_t>(2 * 200 * 4 * 16);
+  ForwardOptions options;
+
+  CppLayerE4m3() {
+    q = {e4m3.data(), Shape{2, 200, 4, 16}, Dtype::e4m3, Device::cpu};
+    k = v = {e4m3.data(), Shape{2, 300, 2, 16}, Dtype::e4m3, Device::cpu};
+    o = {o16.data(), Shape{2, 200, 4, 16}, Dtype::f16, Device::cpu};
+    options.q_scale = ScalesView::of_blocks(scales.data(), 2, 4, 2, Device::cpu);
+    options.k_scale = ScalesView::of_heads(scales.data(), 2, 2, Device::cpu);
+    options.v_scale = ScalesView::of_blocks(scales.data(), 2, 2, 3, Device::cpu);
+  }
+  void expect_scales_refused(const std::vector<std::string>& words) {
+    const Status status = forward(q, k, v, o, {}, options);
+    EXPECT_EQ(status.code(), FA3_INVALID_ARGUMENT);
+    for (const std::string& word : words)
+      EXPECT_NE(status.message().find(word), std::string::npos) << "no \"" << word << "\" in: " << status.message();
+  }
+};
+
+TEST_F(CppLayerE4m3, ScalesReachTheKernel) {
+  std::vector<float> row_lse(2 * 4 * 200);
+  const RowTensor lse_view(row_lse.data(), {2, 4, 200}, Dtype::f32, Device::cpu);
+  Status status = forward(q, k, v, o, lse_view, options);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(o16[0], 0x4000);                               // 2
+  EXPECT_NEAR(row_lse[0], 4 * 4 + std::log(300.f), 1e-5);  // 16 products of 2 * 2, divided by 4
+  status = forward(q, k, v, o, lse_view);
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(o16[0], 0x3c00);
+  EXPECT_NEAR(row_lse[0], 4 + std::log(300.f), 1e-5);
+}
+
+TEST_F(CppLayerE4m3, ShapesOfScales) {
+  options.q_scale.shape[2] = 3;
+  expect_scales_refused({"q_scale: shape is [2, 4, 3]", "[batch, heads, ceil(seqlen_q / 128)] = [2, 4, 2]"});
+  options.q_scale = ScalesView::of_heads(scales.data(), 2, 4, Device::cpu);  // one for each key/value head, also of q
+  expect_scales_refused({"q_scale: shape is [2, 4]", "[batch, kv_heads] = [2, 2]"});
+  options.q_scale = {};
+  options.k_scale.shape[0] = 1;
+  expect_scales_refused({"k_scale: shape is [1, 2]", "[2, 2]"});
+  options.k_scale = {};
+  options.v_scale.shape[1] = 4;
+  expect_scales_refused({"v_scale: shape is [2, 4, 3]", "[batch, kv_heads, ceil(seqlen_k / 128)] = [2, 2, 3]"});
+}
+
+TEST_F(CppLayerE4m3, DeviceOfScales) {
+  options.v_scale.device = Device::cuda;
+  expect_scales_refused({"v_scale", "device"});
+}
+
 class CppLayerBackward : public CppLayer {
  protected:
   ConstTensor d_o{memory.data(), Shape{2, 3, 4, 8}, Dtype::f32, Device::cpu};

@@ -75,7 +75,7 @@ TEST(CaseFiles, SlipsAreErrorsThatNameThem) {
   EXPECT_NE(error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": 1, "casual": true})")
                 .find("file.json: file/a: unknown key \"casual\""),
             std::string::npos);
-  EXPECT_NE(error_of(R"({"name": "a", "dtype": "f8", "seqlen_q": 1})").find("allowed are f16, bf16, f32"),
+  EXPECT_NE(error_of(R"({"name": "a", "dtype": "f8", "seqlen_q": 1})").find("allowed are f16, bf16, f32, e4m3"),
             std::string::npos);
   EXPECT_NE(error_of(R"({"name": "a", "seqlen_q": 1})").find("needs the key \"dtype\""), std::string::npos);
   EXPECT_NE(error_of(R"({"name": "a", "dtype": "f16", "seqlen_q": "7"})").find("seqlen_q is \"7\""), std::string::npos);
@@ -118,6 +118,26 @@ TEST(CaseFiles, BackwardCases) {
   EXPECT_TRUE(runs_on(c, FA3_DEVICE_CUDA));
   EXPECT_TRUE(runs_on(c, FA3_DEVICE_CPU));
   EXPECT_FALSE(parse(R"({"name": "a", "dtype": "f16", "seqlen_q": 5})").at(0).backward);
+}
+
+TEST(CaseFiles, ScalesOfE4m3) {
+  const Case c = parse(R"({"name": "a", "dtype": "e4m3", "o_dtype": "bf16", "seqlen_q": 5, "k_descale": "wild",
+                           "descale": "block"})")
+                     .at(0);
+  EXPECT_EQ(c.dtype_of_o(), FA3_BF16);
+  EXPECT_EQ(c.q.scales, Scales::block);
+  EXPECT_EQ(c.k.scales, Scales::wild);
+  EXPECT_EQ(c.v.scales, Scales::block);
+  EXPECT_EQ(parse(R"({"name": "a", "dtype": "e4m3", "seqlen_q": 5})").at(0).dtype_of_o(), FA3_F16);
+  EXPECT_EQ(parse(R"({"name": "a", "dtype": "f32", "seqlen_q": 5})").at(0).dtype_of_o(), FA3_F32);
+  for (const char* key : {"\"o_dtype\": \"f16\"", "\"descale\": \"head\"", "\"v_descale\": \"none\""}) {
+    const std::string error = error_of(std::string(R"({"name": "a", "dtype": "f16", "seqlen_q": 5, )") + key + "}");
+    EXPECT_NE(error.find("is for dtype e4m3"), std::string::npos) << error;
+  }
+  EXPECT_NE(error_of(R"({"name": "a", "dtype": "e4m3", "o_dtype": "f32", "seqlen_q": 5})").find("o_dtype is"),
+            std::string::npos);
+  EXPECT_NE(error_of(R"({"name": "a", "dtype": "e4m3", "seqlen_q": 5, "pass": "backward"})").find("has no e4m3"),
+            std::string::npos);
 }
 
 TEST(CaseFiles, SlipsInBackwardCasesAreErrors) {

@@ -117,6 +117,59 @@ TEST_P(Judge, FindsAWrongLse) {
 INSTANTIATE_TEST_SUITE_P(All, Judge, testing::Values(FA3_F16, FA3_BF16, FA3_F32),
                          [](const testing::TestParamInfo<fa3_dtype>& info) { return dtype_name(info.param); });
 
+/// Faults that a kernel of e4m3 can have, put in by giving the library other inputs than the judge.
+class JudgeOfE4m3 : public testing::Test {
+ protected:
+  Case c = [] {
+    Case small = small_case(FA3_E4M3);
+    small.seqlen_q = 150, small.seqlen_k = 400, small.d = small.d_v = 128;
+    small.q.scales = small.k.scales = small.v.scales = Scales::block;
+    return small;
+  }();
+
+  using Change = std::function<void(ConstTensor& v, ForwardOptions& options)>;
+  Verdict verdict_with(const Change& change) const {
+    return run_case(
+        c, Device::cpu,
+        [&](const ConstTensor& q, const ConstTensor& k, ConstTensor v, const Tensor& o,
+            const std::optional<RowTensor>& lse, ForwardOptions options, Workspace workspace, fa3_stream stream) {
+          change(v, options);
+          return forward(q, k, v, o, lse, options, workspace, stream);
+        });
+  }
+  /// The view of the scales with the first block's for all: each block but the first has a wrong one.
+  static void repeat_first(ScalesView& scales) { scales.stride[2] = 0; }
+};
+
+TEST_F(JudgeOfE4m3, PassesWhatIsRight) {
+  const Verdict verdict = verdict_with([](auto&, auto&) {});
+  EXPECT_TRUE(verdict.passed) << verdict.message;
+  EXPECT_GT(verdict.o.allowed, 0);
+}
+
+TEST_F(JudgeOfE4m3, FindsScalesOfAnotherBlock) {
+  EXPECT_FALSE(verdict_with([](auto&, ForwardOptions& options) { repeat_first(options.q_scale); }).passed);
+  EXPECT_FALSE(verdict_with([](auto&, ForwardOptions& options) { repeat_first(options.k_scale); }).passed);
+  EXPECT_FALSE(verdict_with([](auto&, ForwardOptions& options) { repeat_first(options.v_scale); }).passed);
+}
+
+TEST_F(JudgeOfE4m3, FindsValuesOfOtherKeysOfTheSameSixteen) {
+  std::vector<std::byte> permuted;
+  const Verdict verdict = verdict_with([&](ConstTensor& v, auto&) {
+    const auto* from = static_cast<const std::byte*>(v.data);
+    permuted.assign(from, from + v.shape[0] * v.stride[0]);
+    for (std::int64_t b = 0; b < v.shape[0]; ++b)
+      for (std::int64_t j = 0; j + 1 < v.shape[1]; j += 16)  // two neighbouring keys out of sixteen
+        for (std::int64_t i = 0; i < v.stride[1]; ++i)
+          std::swap(permuted[std::size_t(b * v.stride[0] + j * v.stride[1] + i)],
+                    permuted[std::size_t(b * v.stride[0] + (j + 1) * v.stride[1] + i)]);
+    void* aligned = permuted.data();
+    ASSERT_EQ(reinterpret_cast<std::uintptr_t>(aligned) % 16, 0u);
+    v.data = aligned;
+  });
+  EXPECT_NE(verdict.message.find("O is off by"), std::string::npos) << verdict.message;
+}
+
 TEST(JudgeOfRowsWithoutKeys, WantsExactZeroAndMinusInfinity) {
   Case c = small_case(FA3_F16);
   c.seqlen_k = 10;  // rows 0 .. 9 see nothing

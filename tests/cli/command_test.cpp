@@ -83,7 +83,7 @@ class Command : public testing::Test {
 };
 
 TEST_F(Command, HasHelpEverywhere) {
-  for (const char* command : {"", "run ", "info ", "check ", "bench ", "ablate ", "trace "}) {
+  for (const char* command : {"", "run ", "info ", "check ", "accuracy ", "bench ", "ablate ", "trace "}) {
     const Outcome outcome = fa3(std::string(command) + "--help");
     EXPECT_EQ(outcome.code, 0) << command;
     EXPECT_NE(outcome.out.find("--help"), std::string::npos) << command;
@@ -177,6 +177,15 @@ TEST_F(Command, RefusesBadUsage) {
                                 "check --device sim --sm-margin 2",
                                 "bench --causal --full",
                                 "bench --lib x.so",
+                                "run --out o.npy --fp8 --expected o.npy",
+                                "run --out o.npy --fp8 --dtype f32",
+                                "run --backward --do do.npy --fp8",
+                                "accuracy --d 8",
+                                "accuracy --out /nonexistent/a.json",
+                                "accuracy --seeds 0",
+                                "accuracy --device sim",
+                                "accuracy --context x.npz",
+                                "accuracy --context --seqlen 512",
                                 "ablate --device cpu",
                                 "ablate --seqlen 0",
                                 "ablate --rows nonsense",
@@ -370,6 +379,78 @@ TEST_F(BackwardCommand, RunRefusesWhatDisagrees) {
   expect_no_gradients(
       fa3("run --backward --device cpu" + inputs() + " --do " + path("do.npy") + " --out " + path("none")),
       path("none/dq.npy") + ": cannot be written");
+}
+
+TEST_F(Command, RunInFp8) {
+  write_inputs("<f4", {2, 150, 4, 32}, {2, 200, 2, 32}, {2, 200, 2, 16});
+  const Outcome outcome = run("--fp8 --causal --lse " + path("lse.npy"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  for (const char* what : {"q: [2, 150, 4, 32] f32 from ", "converted to f16", "q, k, v: to e4m3", "kernel: cpu_",
+                           "error against fp64 on the same e4m3, 1200 of 1200 rows", "O [2, 150, 4, 16] f16"})
+    EXPECT_NE(outcome.out.find(what), std::string::npos) << what << " in:\n" << outcome.out;
+  const std::string before = "relative ";
+  const std::size_t at = outcome.out.find(before);
+  ASSERT_NE(at, std::string::npos) << outcome.out;
+  const double relative = std::stod(outcome.out.substr(at + before.size()));
+  EXPECT_GT(relative, 1e-3);
+  EXPECT_LT(relative, 0.2);
+
+  std::filesystem::remove(path("o.npy"));
+  std::filesystem::remove(path("lse.npy"));
+  write_inputs("<f4", {1, 4, 2, 24}, {1, 4, 2, 24}, {1, 4, 2, 24});
+  expect_refused(run("--fp8"), "d is 24; where q.dtype is FA3_E4M3 (3) it must be a multiple of 16");
+}
+
+TEST_F(Command, AccuracyPrintsTheErrorsOfF16AndFp8) {
+  const Outcome outcome =
+      fa3("accuracy --device cpu --heads 4 --seqlen 1024 --seeds 3 --rows 2000 --d 64,128 --out " + path("a.json"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("d 64, 4 heads, seqlen 1024; median of 3 seeds, 2000 rows"), std::string::npos)
+      << outcome.out;
+  const auto result = nlohmann::json::parse(read_file(path("a.json")));
+  ASSERT_EQ(result["accuracy"].size(), 2u);
+  for (const auto& of_d : result["accuracy"]) {
+    std::map<std::string, double> rmse;
+    for (const auto& row : of_d["rows"]) {
+      rmse[row["row"]] = row["rmse"];
+      EXPECT_GE(row["max"].get<double>(), row["rmse"].get<double>());
+      EXPECT_EQ(row.contains("paper"), of_d["d"] == 128);
+    }
+    ASSERT_EQ(rmse.size(), 6u);
+    EXPECT_GT(rmse["fa3_f16"], 1e-5);
+    EXPECT_LT(rmse["fa3_f16"], rmse["standard_f16"]);
+    EXPECT_LT(rmse["standard_f16"], 2e-3);
+    EXPECT_LT(rmse["fa3_fp8"], 0.8 * rmse["fp8_baseline"]);
+    EXPECT_LT(rmse["fp8_without_blocks"], 0.8 * rmse["fp8_without_rotation"]);
+    EXPECT_GT(rmse["fa3_fp8"], 10 * rmse["fa3_f16"]);
+  }
+}
+
+TEST_F(Command, AccuracyOfAFile) {
+  const std::string array = ramp("<f4", {1, 130, 2, 32});
+  write_zip(path("qkv.npz"), {{"q.npy", array}, {"k.npy", array}, {"v.npy", array}}, ZIP_CM_STORE);
+  const Outcome outcome = fa3("accuracy --device cpu " + path("qkv.npz"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_NE(outcome.out.find("q [1, 130, 2, 32], k [1, 130, 2, 32], v [1, 130, 2, 32]"), std::string::npos)
+      << outcome.out;
+  EXPECT_EQ(outcome.out.find("paper"), std::string::npos) << outcome.out;
+}
+
+TEST_F(Command, AccuracyOverContext) {
+  const Outcome outcome = fa3("accuracy --device cpu --context --seqlen 4096 --d 64 --out " + path("a.json"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto context = nlohmann::json::parse(read_file(path("a.json")))["context"];
+  ASSERT_EQ(context.size(), 3u);
+  EXPECT_EQ(context[0]["keys"], 1024);
+  EXPECT_EQ(context[2]["keys"], 4096);
+  for (const auto& row : context) {
+    EXPECT_LT(row["f16_ones"].get<double>(), 1e-5);
+    EXPECT_LT(row["f16_mean_one"].get<double>(), 1e-3);
+    for (const char* fp8 : {"fp8_ones", "fp8_mean_one"}) {
+      EXPECT_GT(row[fp8].get<double>(), 1e-4) << fp8;
+      EXPECT_LT(row[fp8].get<double>(), 1e-2) << fp8;
+    }
+  }
 }
 
 TEST_F(Command, RunTakesAnNpzWithoutBatch) {
@@ -583,7 +664,8 @@ TEST_F(Command, CudaWithoutAUsableGpuIsExitCode3) {
   write_inputs("<f4", {1, 4, 2, 8}, {1, 4, 2, 8}, {1, 4, 2, 8});
   const Outcome run = fa3("run --device cuda --q " + path("q.npy") + " --k " + path("k.npy") + " --v " + path("v.npy") +
                           " --out " + path("o.npy"));
-  for (const Outcome& outcome : {run, fa3("check --device cuda"), fa3("bench --device cuda"), fa3("ablate")}) {
+  for (const Outcome& outcome :
+       {run, fa3("check --device cuda"), fa3("bench --device cuda"), fa3("ablate"), fa3("accuracy --device cuda")}) {
     EXPECT_EQ(outcome.code, 3);
     EXPECT_TRUE(outcome.err.starts_with("fa3: error: ")) << outcome.err;
   }
