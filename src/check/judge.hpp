@@ -47,7 +47,7 @@ void fill_poison(void* data, fa3_dtype dtype, std::int64_t elements);
 ///     times) plus 2 * max|round(round(fp64 + 0.3) - 0.3) - fp64|. With e4m3 the plain
 ///     computation is reference::plain_e4m3_forward().
 ///   - |LSE - fp64| <= 1e-4 + 2^-22 * (|LSE| + A), A = reference::score_magnitude: S is a sum in f32 of products that
-///   may cancel. With e4m3 2^-11 * A.
+///   may cancel. With e4m3 2^-9 * A.
 ///   - `exact_scores`: the scores are exact in f32. Then A = 0, and the plain computation does not round S.
 ///   - A row that sees no key has O = 0 and LSE = -inf exactly, and no other row has.
 ///   - A row whose own q, or whose head's k or v, holds a NaN or Inf must not be finite where fp64 is not, and is not

@@ -74,6 +74,25 @@ double plain_row(const ForwardProblem& p, bool round_scores, std::int64_t batch,
   return max + std::log(sum);
 }
 
+/// q k as the tensor core adds products of e4m3: 32 at a time to its accumulator, of each addend 13 bits below the
+/// leading one of the largest, the rest cut off (docs/numerics.md, FP8).
+float narrow_dot(const E4m3* q, const E4m3* k, std::int64_t d) {
+  float sum = 0;
+  for (std::int64_t first = 0; first < d; first += 32) {
+    float addends[33] = {sum}, largest = std::abs(sum);
+    for (std::int64_t c = first; c < std::min(first + 32, d); ++c) {
+      addends[1 + c - first] = to_float(q[c]) * to_float(k[c]);
+      if (std::isnan(addends[1 + c - first])) return addends[1 + c - first];
+      largest = std::max(largest, std::abs(addends[1 + c - first]));
+    }
+    if (largest == 0) continue;
+    const int last_bit = std::ilogb(largest) - 13;
+    sum = 0;
+    for (const float x : addends) sum += std::ldexp(std::trunc(std::ldexp(x, -last_bit)), last_bit);
+  }
+  return sum;
+}
+
 /// See plain_e4m3_forward(); `exact`: O of the row.
 void plain_e4m3_row(const ForwardProblem& p, const double* exact, std::int64_t batch, std::int64_t head,
                     std::int64_t row, double* o) {
@@ -85,9 +104,7 @@ void plain_e4m3_row(const ForwardProblem& p, const double* exact, std::int64_t b
   float max = -std::numeric_limits<float>::infinity();
   for (std::int64_t j = 0; j < keys; ++j) {
     const E4m3* k = features<const E4m3>(p.k, batch, j, kv_head);
-    float dot = 0;
-    for (std::int64_t c = 0; c < p.d; ++c) dot += to_float(q[c]) * to_float(k[c]);
-    s[j] = float(q_scale * double(p.k_scale.of(batch, kv_head, j, 1))) * dot;
+    s[j] = float(q_scale * double(p.k_scale.of(batch, kv_head, j, 1))) * narrow_dot(q, k, p.d);
     max = std::max(max, s[j]);
   }
   constexpr float factors[] = {256.0f, 215.2695f, 181.0193f, 152.2185f};  // 2^8, 2^7.75, 2^7.5, 2^7.25
