@@ -130,16 +130,20 @@ class Fp8Softmax {
   template <int columns>
   HOPPER_FUNCTION void exponentiate(hopper::OperandA<columns / 2>& p, const hopper::Accumulator<columns>& s,
                                     float scale) {
+    float sum[2] = {0, 0};
     HOPPER_UNROLL
     for (int i = 0; i < columns / 8; ++i) {
       const int r = i % 2, j = i / 2 * 2;
       float x[4];
       HOPPER_UNROLL
-      for (int e = 0; e < 4; ++e)
+      for (int e = 0; e < 4; ++e) {
         x[e] = hopper::exp2(hopper::fma(s.value[4 * (j + e / 2) + 2 * r + e % 2], scale, -m_[r]));
-      l_[r] += (x[0] + x[1]) + (x[2] + x[3]);
+        sum[r] += x[e];
+      }
       p.value[i] = hopper::pack4_e4m3(x[0], x[1], x[2], x[3]);
     }
+    l_[0] += sum[0];
+    l_[1] += sum[1];
   }
 
   /// Whether a row's P would be more than 448; what raise() then needs.
@@ -185,7 +189,7 @@ class Fp8Softmax {
   static constexpr float unseen = -0x1.fffffep127f;  // as in OnlineSoftmax
   // When m is set the largest P is 2^this: far enough below 448 that m is rarely raised, and far above 2^-6, where e4m3
   // begins to lose bits (docs/numerics.md).
-  static constexpr float log2_largest = 7.0f;
+  static constexpr float log2_largest = 6.0f;
   static constexpr float log2_most = 8.75f;  // a little less than 448 from where the conversion rounds up to it
   HOPPER_FUNCTION static float below(float largest) { return largest - log2_largest; }
 

@@ -15,17 +15,22 @@
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
+struct alignas(8) EightE4m3 {
+  std::uint32_t four[2];
+};
+struct alignas(16) SixteenE4m3 {
+  std::uint32_t four[4];
+};
+
 struct QuantizeShared {
-  std::uint32_t of_warp[16];  // bits of a maximum
+  EightE4m3 staged[256 * 16];  // of y: rows of a warp side by side, 32 pieces of each slot
+  std::uint32_t of_warp[16];   // bits of a maximum
   std::uint32_t of_peer;
   hopper::Mbarrier from_peer;  // 4 bytes, and the expectation of them: of_peer has come
 };
 
 struct alignas(16) FourFloats {
   float value[4];
-};
-struct alignas(8) EightE4m3 {
-  std::uint32_t four[2];
 };
 
 HOPPER_FUNCTION int quotient(int n, Divisor divisor) { return int(std::uint64_t(n) * divisor.factor >> divisor.shift); }
@@ -298,6 +303,10 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
 
   const float factor = args.norm * (1.0f / scale);
   std::uint8_t* const y = args.y + batch * args.y_stride[0] + head * args.y_stride[1] + row * args.y_stride[2];
+  // Where a row has two threads, a warp's rows go through shared memory: from registers it would store halves of
+  // sectors.
+  EightE4m3* const staged = shared.staged + thread / hopper::warp_threads * (hopper::warp_threads * slots);
+  const int row_of_warp = hopper::lane() >> args.lanes_log2;
   for_each_slot([&](int j, const float(&v)[8]) {
     if (!has(j)) return;
     EightE4m3 out;
@@ -305,6 +314,10 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
     for (int half = 0; half < 2; ++half) {
       const float* const four = v + 4 * half;
       out.four[half] = hopper::pack4_e4m3(four[0] * factor, four[1] * factor, four[2] * factor, four[3] * factor);
+    }
+    if (args.y_staged) {
+      hopper::store_shared(staged[row_of_warp * args.pieces + piece(j)], out);
+      return;
     }
     std::uint8_t* const to = y + piece_features * piece(j);
     if (args.y_aligned) {
@@ -314,6 +327,15 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
     HOPPER_UNROLL
     for (int i = 0; i < 8; ++i) to[i] = std::uint8_t(out.four[i / 4] >> 8 * (i % 4));
   });
+  if (!args.y_staged) return;
+  hopper::warp_sync();
+  const int rows = hopper::warp_threads >> args.lanes_log2, per_row = args.pieces / 2;
+  const int left = args.seqlen - (row - row_of_warp);
+  for (int i = hopper::lane(); i < (left < rows ? left : rows) * per_row; i += hopper::warp_threads) {
+    const int at = i / per_row;
+    *reinterpret_cast<SixteenE4m3*>(y + (at - row_of_warp) * args.y_stride[2] + 16 * (i - at * per_row)) =
+        hopper::load_shared(*reinterpret_cast<const SixteenE4m3*>(staged + 2 * i));
+  }
 }
 
 }  // namespace HOPPER_BACKEND

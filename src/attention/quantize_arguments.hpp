@@ -46,6 +46,7 @@ struct QuantizeArguments {
   std::uint8_t* y;
   std::int64_t y_stride[3];  // as Rows::stride
   bool y_aligned;            // every piece lies at a multiple of 8 bytes
+  bool y_staged;             // it goes through shared memory; every two pieces lie at a multiple of 16 bytes
   QuantizeStep step;
   int heads, seqlen, blocks;  // of a head
   Divisor by_heads, by_blocks;

@@ -81,6 +81,7 @@ attention::QuantizeArguments quantize_arguments(const QuantizeProblem& problem, 
   args.by_blocks = attention::make_divisor(std::uint32_t(args.blocks));
   args.pieces = int(problem.d) / attention::piece_features;
   args.lanes_log2 = std::countr_zero(unsigned(lanes));
+  args.y_staged = lanes == 2 && aligned<3>(problem.y.data, of_y, 16, 16);
   args.slots_used = slots_used;
   args.rows = plan.threads / lanes;
   args.parts_log2 = args.rows == FA3_SCALE_ROWS ? 0 : 1;
