@@ -32,8 +32,8 @@ except ImportError as error:
 
 # Known implementations in the order of the legend; others follow under their names in the file.
 OWN_F16 = "own_f16"  # fa3's f16 kernel in rows of e4m3: a key of the row, not a peer
-LABELS = {"": "fa3", OWN_F16: "fa3 in f16", "fa3": "FlashAttention-3", "cudnn": "cuDNN", "cudnn_f16": "cuDNN in f16", "fa2": "FlashAttention-2",
-          "torch": "PyTorch"}
+LABELS = {"": "fa3", OWN_F16: "fa3 in f16", "fa3": "FlashAttention-3", "cudnn": "cuDNN", "cudnn_f16": "cuDNN in f16",
+          "fa2": "FlashAttention-2", "torch": "PyTorch", "torch_f16": "PyTorch in f16"}
 # The palette of Okabe and Ito, which the colour-blind can tell apart, and a marker each for those who see no colours.
 STYLES = {"": ("#0072B2", "o"), "cudnn": ("#D55E00", "s"), "fa2": ("#009E73", "^"), "fa3": ("#000000", "D"),
           OWN_F16: ("#56B4E9", "X"), "cudnn_f16": ("#E69F00", "P")}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What bench/compare.py plans, refuses and hands to fa3 and its peers, and bench/readme_table.py's table of a file with shapes beside the grid.
-PyTorch is stood in for: nothing is timed here.
+"""What bench/compare.py plans, refuses and hands to fa3 and its peers, and bench/readme_table.py's table of a file with
+shapes beside the grid or of e4m3. PyTorch is stood in for: nothing is timed here.
 
 Usage: test_compare.py ROOT
 """
@@ -181,14 +181,19 @@ class E4m3(unittest.TestCase):
 
     def measured(self, cell: compare.Cell, inputs: compare.Inputs) -> tuple:
         """What measure() timed, and its checks as (inputs, calls, allowed error)."""
-        fa3 = types.SimpleNamespace(prepare=lambda cell, x: ("fa3", x), kernel=lambda cell, x: f"kernel of {x.q.dtype.itemsize}")
+        fa3 = types.SimpleNamespace(
+            prepare=lambda cell, x: ("fa3", x), kernel=lambda cell, x: f"kernel of {x.q.dtype.itemsize}"
+        )
         checks = []
+
+        def check(cell: compare.Cell, x: list, calls: list, right: list, allowed: float = compare.MAX_RELATIVE_ERROR) -> None:
+            checks.append((x[0], calls[0], allowed))
+
         with (
             mock.patch.object(compare, "make_inputs", lambda cell, device: [inputs]),
             mock.patch.object(compare, "prepare_peer", lambda peer, inputs, cell: [(peer.name, x) for x in inputs]),
             mock.patch.object(compare, "sdpa_kernel", lambda backend: contextlib.nullcontext()),
-            mock.patch.object(compare, "check", lambda cell, x, calls, right, allowed=compare.MAX_RELATIVE_ERROR: checks.append(
-                (x[0], calls[0], allowed))),
+            mock.patch.object(compare, "check", check),
             mock.patch.object(compare, "seconds_per_call", lambda calls, device, budget: calls[0]),
         ):
             kernel, timed = compare.measure(cell, fa3, "cuda", random.Random(0))
@@ -198,7 +203,8 @@ class E4m3(unittest.TestCase):
         inputs = self.inputs()
         kernel, timed, checks = self.measured(self.CELL, inputs)
         self.assertEqual(kernel, "kernel of 1")
-        self.assertEqual(timed, {"fa3": ("fa3", inputs), "own_f16": ("fa3", inputs.f16), "cudnn_f16": ("cudnn_f16", inputs.f16)})
+        f16 = inputs.f16
+        self.assertEqual(timed, {"fa3": ("fa3", inputs), "own_f16": ("fa3", f16), "cudnn_f16": ("cudnn_f16", f16)})
         self.assertEqual(checks, [(inputs.f16, ("fa3", inputs.f16), 2e-2), (inputs, ("fa3", inputs), 6e-2)])
 
     def test_other_types_have_neither(self) -> None:
@@ -221,7 +227,7 @@ class E4m3(unittest.TestCase):
         torch = sys.modules["torch"]
         with (
             mock.patch.object(torch, "__version__", "2", create=True),
-            mock.patch.object(torch, "backends", types.SimpleNamespace(cudnn=types.SimpleNamespace(version=lambda: 9)), create=True),
+            mock.patch.object(torch, "backends", mock.Mock(**{"cudnn.version.return_value": 9}), create=True),
             mock.patch.object(compare, "device_name", lambda device: "X"),
         ):
             args = types.SimpleNamespace(device="cuda", sm_margin=0, compiler="c")
