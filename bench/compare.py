@@ -1,8 +1,12 @@
 #!/usr/bin/env python3
 """Times fa3 beside its peers in one process: PyTorch's cuDNN and FlashAttention-2 attention, and the GEMM ceiling.
 
-The forward pass or, with --op backward, the backward pass: gradients of q, k and v for a given one of o. Default shapes: the grid of the FlashAttention-3 paper (16,384 tokens in all, hidden size 2048, d 64/128/256, seqlen
-512..16384, full and causal). Every cell's output is checked against a peer's before it is timed. Method and result
+The forward pass or, with --op backward, the backward pass: gradients of q, k and v for a given one of o. --dtype e4m3 is the
+FP8 forward pass (q, k, v e4m3 with a scale per block of 128 rows, o bf16) beside cuDNN's and fa3's own in f16, in a run of its
+own; it has no kernels of its own for the head dims of the set dims, so that is refused.
+
+Default shapes: the grid of the FlashAttention-3 paper (16,384 tokens in all, hidden size 2048, d 64/128/256, seqlen 512..16384,
+full and causal). Every cell's output is checked against a peer's (e4m3: against f32) before it is timed. Method and result
 format: docs/benchmarks.md. Needs Python 3.10 and PyTorch 2.8 or later.
 
 Exit status: 0 done, 1 fa3 was wrong or could not run (nothing is written from then on), 2 wrong usage.
@@ -15,6 +19,7 @@ import contextlib
 import ctypes
 import dataclasses
 import datetime
+import functools
 import itertools
 import json
 import math
@@ -38,10 +43,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "e4m3": torch.float8_e4m3fn}
 BUDGET_S = {"short": 0.12, "long": 2.0}  # repeats per implementation and cell
 MIN_SAMPLE_S = 0.5e-3  # shorter calls are timed in batches of this length, so that the clock's own cost does not show
 MAX_RELATIVE_ERROR = 2e-2
+# Of e4m3 against f32 on the dequantised values: rounding P to three bits of mantissa alone gives 2.6e-2 on random normal data,
+# whatever the length; a block of 128 keys lost gives 8.8e-2 at 16k keys, more at fewer.
+MAX_RELATIVE_ERROR_E4M3 = 6e-2
+E4M3_MAX = 448.0
+SCALE_ROWS = 128  # FA3_SCALE_ROWS
+OWN_F16 = "own_f16"  # fa3's own f16 kernel, timed beside its e4m3 one; not a peer
 
 Call = Callable[[], None]
 PeerCall = Callable[[], "tuple[torch.Tensor, ...]"]  # o, or the gradients of q, k and v; [batch, heads, seqlen, d]
@@ -62,6 +73,17 @@ class TensorParam(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
         ("stride", ctypes.c_int64 * 4),
+    ]
+
+
+class ScalesParam(ctypes.Structure):
+    """fa3_scales of include/fa3/fa3.h."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("per_block", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("stride", ctypes.c_int64 * 3),
     ]
 
 
@@ -90,6 +112,9 @@ class ForwardParams(ctypes.Structure):
         ("softmax_scale_set", ctypes.c_int32),
         ("sm_margin", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
+        ("q_scale", ScalesParam),
+        ("k_scale", ScalesParam),
+        ("v_scale", ScalesParam),
     ]
 
 
@@ -117,7 +142,7 @@ class Fa3:
 
     API_VERSION = 1
     DEVICES = {"cuda": 1, "cpu": 2}
-    DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float32: 4}
+    DTYPES = {torch.float16: 1, torch.bfloat16: 2, torch.float8_e4m3fn: 3, torch.float32: 4}
 
     def __init__(self, path: pathlib.Path, device: str, sm_margin: int):
         try:
@@ -194,6 +219,10 @@ class Fa3:
         if inputs.lse is not None:
             params.lse = inputs.lse.data_ptr()
             params.lse_stride = (ctypes.c_int64 * 3)(*inputs.lse.stride())
+        if inputs.scales is not None:
+            for name, scale in zip(("q_scale", "k_scale", "v_scale"), inputs.scales):
+                stride = (ctypes.c_int64 * 3)(*scale.stride())
+                setattr(params, name, ScalesParam(data=scale.data_ptr(), per_block=1, stride=stride))
         if op == "backward":
             params.deterministic = cell.deterministic
         return params
@@ -250,6 +279,8 @@ class Cell:
     def tensor_bytes(self) -> int:
         """Of q, k, v and o together, and of as many gradients in a backward pass."""
         elements = self.batch * self.seqlen * (self.heads + self.kv_heads) * (self.d + self.d_v)
+        if self.dtype == "e4m3":
+            elements += self.batch * self.seqlen * self.heads * self.d_v  # o has two bytes
         return elements * DTYPES[self.dtype].itemsize * (2 if self.op == "backward" else 1)
 
     def row(self) -> dict:
@@ -329,12 +360,21 @@ PEERS = {
     "cuda": (Peer("cudnn", SDPBackend.CUDNN_ATTENTION), Peer("fa2", SDPBackend.FLASH_ATTENTION)),
     "cpu": (Peer("torch", SDPBackend.FLASH_ATTENTION),),
 }
+# Of e4m3, of which PyTorch has no attention: in f16, on the values before they were quantised.
+PEERS_E4M3 = {
+    "cuda": (Peer("cudnn_f16", SDPBackend.CUDNN_ATTENTION),),
+    "cpu": (Peer("torch_f16", SDPBackend.FLASH_ATTENTION),),
+}
+
+
+def peers_of(device: str, dtype: str) -> tuple[Peer, ...]:
+    return (PEERS_E4M3 if dtype == "e4m3" else PEERS)[device]
 
 
 @dataclasses.dataclass
 class Inputs:
-    """Tensors [batch, seqlen, heads, d], lse [batch, heads, seqlen]; o, lse, dq, dk and dv belong to fa3. All behind o are for
-    the backward pass.
+    """Tensors [batch, seqlen, heads, d], lse [batch, heads, seqlen]; o, lse, dq, dk and dv belong to fa3. d_o to dv are for the
+    backward pass, all behind dv for e4m3.
     """
 
     q: torch.Tensor
@@ -346,10 +386,23 @@ class Inputs:
     dq: torch.Tensor | None = None
     dk: torch.Tensor | None = None
     dv: torch.Tensor | None = None
+    scales: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None  # of q, k and v, [batch, heads, blocks]
+    f16: Inputs | None = None  # what was quantised, and an o of f16
 
     def results(self, op: str) -> tuple[torch.Tensor, ...]:
         """What a pass writes."""
         return (self.dq, self.dk, self.dv) if op == "backward" else (self.o,)
+
+
+def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in e4m3, and its scales [batch, heads, blocks]: the largest |x| of SCALE_ROWS rows of a head becomes E4M3_MAX."""
+    scale = torch.stack([rows.abs().amax((1, 3)) for rows in x.float().split(SCALE_ROWS, 1)], 2) / E4M3_MAX
+    return (x / scale_of_rows(scale, x.shape[1])).to(torch.float8_e4m3fn), scale
+
+
+def scale_of_rows(scale: torch.Tensor, seqlen: int) -> torch.Tensor:
+    """[batch, seqlen, heads, 1]"""
+    return scale.transpose(1, 2).repeat_interleave(SCALE_ROWS, 1)[:, :seqlen, :, None]
 
 
 def make_inputs(cell: Cell, device: str) -> list[Inputs]:
@@ -357,13 +410,18 @@ def make_inputs(cell: Cell, device: str) -> list[Inputs]:
     l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size if device == "cuda" else 0
     sets = 1 if cell.tensor_bytes() >= l2_bytes else min(64, math.ceil(2 * l2_bytes / cell.tensor_bytes()))
 
+    dtype = DTYPES["f16" if cell.dtype == "e4m3" else cell.dtype]
+
     def normal(heads: int, d: int) -> torch.Tensor:
-        return torch.randn(cell.batch, cell.seqlen, heads, d, dtype=DTYPES[cell.dtype], device=device)
+        return torch.randn(cell.batch, cell.seqlen, heads, d, dtype=dtype, device=device)
 
     result = []
     for _ in range(sets):
         q, k, v = normal(cell.heads, cell.d), normal(cell.kv_heads, cell.d), normal(cell.kv_heads, cell.d_v)
         inputs = Inputs(q, k, v, q.new_full((*q.shape[:3], cell.d_v), math.nan))
+        if cell.dtype == "e4m3":
+            values, scales = zip(*(quantized(x) for x in (q, k, v)))
+            inputs = Inputs(*values, torch.full_like(inputs.o, math.nan, dtype=torch.bfloat16), scales=scales, f16=inputs)
         if cell.op == "backward":
             inputs.d_o = normal(cell.heads, cell.d_v)
             inputs.lse = torch.empty(cell.batch, cell.heads, cell.seqlen, dtype=torch.float32, device=device)
@@ -411,17 +469,35 @@ def prepare_peer(peer: Peer, inputs: list[Inputs], cell: Cell) -> list[PeerCall]
     return []
 
 
-def check(cell: Cell, inputs: list[Inputs], fa3_calls: list[Call], peer_calls: list[PeerCall]) -> None:
-    """Raises BenchError if fa3's results are not the peer's."""
-    for index, (x, fa3_call, peer_call) in enumerate(zip(inputs, fa3_calls, peer_calls)):
+def exact_attention(inputs: Inputs, cell: Cell) -> tuple[torch.Tensor]:
+    """Of e4m3 inputs: attention in f32 on the dequantised values, [batch, heads, seqlen, d_v]."""
+    q, k, v = (
+        (x.float() * scale_of_rows(scale, cell.seqlen)).transpose(1, 2)
+        for x, scale in zip((inputs.q, inputs.k, inputs.v), inputs.scales)
+    )
+    k, v = (x.repeat_interleave(cell.heads // cell.kv_heads, 1) for x in (k, v))
+    o = q.new_empty(*q.shape[:3], cell.d_v)
+    rows = max(1, 2**28 // (cell.heads * cell.seqlen))  # scores of 1 GiB at once: those of all would not fit
+    position = torch.arange(cell.seqlen, device=q.device)
+    for item, first in itertools.product(range(cell.batch), range(0, cell.seqlen, rows)):
+        s = q[item, :, first : first + rows] @ k[item].transpose(1, 2) * cell.d**-0.5
+        if cell.causal:
+            s.masked_fill_(position > position[first : first + rows, None], -math.inf)
+        o[item, :, first : first + rows] = s.softmax(-1) @ v[item]
+    return (o,)
+
+
+def check(
+    cell: Cell, inputs: list[Inputs], fa3_calls: list[Call], right_calls: list[PeerCall], allowed: float = MAX_RELATIVE_ERROR
+) -> None:
+    """Raises BenchError if fa3's results are not those of `right_calls`."""
+    for index, (x, fa3_call, right_call) in enumerate(zip(inputs, fa3_calls, right_calls)):
         fa3_call()
-        for got, of_peer in zip(x.results(cell.op), peer_call()):
-            expected = of_peer.transpose(1, 2).float()
+        for got, right in zip(x.results(cell.op), right_call()):
+            expected = right.transpose(1, 2).float()
             error = (torch.linalg.vector_norm(got.float() - expected) / torch.linalg.vector_norm(expected)).item()
-            if not error < MAX_RELATIVE_ERROR:  # a NaN is wrong, too
-                raise BenchError(
-                    f"{cell}, input set {index}: fa3 is wrong, relative error {error:.3g}, allowed {MAX_RELATIVE_ERROR}"
-                )
+            if not error < allowed:  # a NaN is wrong, too
+                raise BenchError(f"{cell}, input set {index}: fa3 is wrong, relative error {error:.3g}, allowed {allowed}")
 
 
 def cuda_samples(calls: Iterator[Call], batch: int, count: int) -> list[float]:
@@ -455,20 +531,27 @@ def seconds_per_call(calls: list[Callable], device: str, budget_s: float) -> flo
 
 
 def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> tuple[str, dict[str, float]]:
-    """The name of fa3's kernel, and seconds per call of fa3 and of each peer that supports the cell, timed in random order
-    on fresh data.
+    """The name of fa3's kernel, and seconds per call of fa3 (of e4m3 in f16, too) and of each peer that supports the cell,
+    timed in random order on fresh data.
     """
     inputs = make_inputs(cell, device)
+    peer_inputs = [x.f16 or x for x in inputs]
     implementations: dict[str, tuple[list[Callable], contextlib.AbstractContextManager]] = {}
-    for peer in PEERS[device]:
-        if calls := prepare_peer(peer, inputs, cell):
+    for peer in peers_of(device, cell.dtype):
+        if calls := prepare_peer(peer, peer_inputs, cell):
             implementations[peer.name] = (calls, sdpa_kernel(peer.backend))
     if not implementations:
         raise BenchError(f"{cell}: no peer supports it, so there is nothing to check and compare fa3 with")
-    fa3_calls = [fa3.prepare(cell, x) for x in inputs]
-    judge = next(peer for peer in PEERS[device] if peer.name in implementations)
+    # On peer_inputs: fa3, or of e4m3 its own f16 kernel.
+    fa3_calls = [fa3.prepare(cell, x) for x in peer_inputs]
+    judge = next(peer for peer in peers_of(device, cell.dtype) if peer.name in implementations)
     with sdpa_kernel(judge.backend):
-        check(cell, inputs, fa3_calls, implementations[judge.name][0])
+        check(cell, peer_inputs, fa3_calls, implementations[judge.name][0])
+    if cell.dtype == "e4m3":
+        implementations[OWN_F16] = (fa3_calls, contextlib.nullcontext())
+        fa3_calls = [fa3.prepare(cell, x) for x in inputs]
+        exact_calls = [functools.partial(exact_attention, x, cell) for x in inputs]
+        check(cell, inputs, fa3_calls, exact_calls, MAX_RELATIVE_ERROR_E4M3)
     implementations["fa3"] = (fa3_calls, contextlib.nullcontext())
 
     seconds = {}
@@ -479,15 +562,26 @@ def measure(cell: Cell, fa3: Fa3, device: str, order: random.Random) -> tuple[st
     return fa3.kernel(cell, inputs[0]), seconds
 
 
-def measure_ceilings(device: str) -> dict[str, float]:
-    """Rate of a large GEMM in TFLOP/s, and of a copy in TB/s, bytes read and bytes written counted."""
+def measure_ceilings(device: str, e4m3: bool) -> dict[str, float]:
+    """Rate of a large GEMM in TFLOP/s, on a GPU with `e4m3` also of one of that, and of a copy in TB/s, bytes read and bytes
+    written counted.
+    """
     dtype, n, copied = ("f16", 8192, 1 << 30) if device == "cuda" else ("f32", 512, 1 << 24)
     a, b, c = (torch.randn(n, n, dtype=DTYPES[dtype], device=device) for _ in range(3))
     source = torch.randint(256, (copied,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     gemm_s = seconds_per_call([lambda: torch.matmul(a, b, out=c)], device, BUDGET_S["short"])
     copy_s = seconds_per_call([lambda: target.copy_(source)], device, BUDGET_S["short"])
-    return {f"gemm_{dtype}": 2e-12 * n**3 / gemm_s, "copy_tbps": 2e-12 * copied / copy_s}
+    ceilings = {f"gemm_{dtype}": 2e-12 * n**3 / gemm_s, "copy_tbps": 2e-12 * copied / copy_s}
+    if e4m3 and device == "cuda":
+        a8, b8 = (x.to(DTYPES["e4m3"]) for x in (a, b))
+        one = torch.ones((), device=device)
+
+        def gemm() -> None:  # of b by columns: the only order the tensor core has for e4m3
+            torch._scaled_mm(a8, b8.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+        ceilings["gemm_e4m3"] = 2e-12 * n**3 / seconds_per_call([gemm], device, BUDGET_S["short"])
+    return ceilings
 
 
 # --- the run and its result -------------------------------------------------------------------------------------------
@@ -534,11 +628,13 @@ def result(measurements: Measurements, planned: list[Cell], fa3: Fa3, args: argp
         if cell not in measurements.seconds:
             continue
         tflops = {name: rounded(value) for name, value in measurements.tflops(cell).items()}
+        own = {OWN_F16: tflops.pop(OWN_F16)} if OWN_F16 in tflops else {}
         rows.append(
             {
                 **cell.row(),
                 "kernel": measurements.kernels[cell],
                 "tflops": tflops.pop("fa3"),
+                **own,
                 "peers": dict(sorted(tflops.items())),
             }
             | ({"sm_margin": args.sm_margin} if args.sm_margin and args.device == "cuda" else {})
@@ -571,23 +667,30 @@ def require_writable(path: pathlib.Path) -> None:
         raise BenchError(f"--out: cannot write {path}")
 
 
-def default_path(fa3: Fa3, device: str, sets: list[str], op: str = "forward", deterministic: bool = False) -> pathlib.Path:
-    """Names the pass, and the sets unless it is the grid alone."""
+def default_path(
+    fa3: Fa3, device: str, sets: list[str], op: str = "forward", deterministic: bool = False, e4m3: bool = False
+) -> pathlib.Path:
+    """Names the pass, e4m3, and the sets unless it is the grid alone."""
     folder = device_name(device).removeprefix("NVIDIA ").lower().replace(" ", "-") if device == "cuda" else "cpu"
     base = ROOT if (ROOT / "tools" / "source_hash").exists() else pathlib.Path.cwd()  # a source tree, or installed
-    named = "" if sets == ["grid"] else "-".join(sets) + "-"
+    named = "e4m3-" if e4m3 else ""
+    named += "" if sets == ["grid"] else "-".join(sets) + "-"
     named += "deterministic-" if deterministic else ""
     return base / "bench" / "results" / folder / f"{op}-{named}{datetime.date.today()}-{fa3.source_hash[:8]}.json"
 
 
 def table(measurements: Measurements, planned: list[Cell], device: str) -> str:
-    """TFLOP/s, and fa3's as a multiple of each peer's."""
-    peers = [peer.name for peer in PEERS[device]]
-    gemm = next(name for name in measurements.ceilings if name.startswith("gemm_"))
+    """TFLOP/s, and fa3's as a multiple of each peer's, and of its own f16 kernel's beside e4m3."""
+    dtype = planned[0].dtype
+    peers = [peer.name for peer in peers_of(device, dtype)]
+    others = peers + [OWN_F16] * (dtype == "e4m3")
+    gemms = [name for name in measurements.ceilings if name.startswith("gemm_")]
+    gemm = f"gemm_{dtype}" if f"gemm_{dtype}" in gemms else gemms[0]
+    width = max(9, max(map(len, others)) + 4)
     lines = [
         f"{'TFLOP/s, ' + planned[0].op:44}{'fa3':>9}"
-        + "".join(f"{p:>9}" for p in peers)
-        + "".join(f"{'x ' + p:>9}" for p in peers)
+        + "".join(f"{name:>{width}}" for name in others)
+        + "".join(f"{'x ' + name:>{width}}" for name in others)
         + f"{'of GEMM':>9}"
     ]
     ratios = []
@@ -596,12 +699,12 @@ def table(measurements: Measurements, planned: list[Cell], device: str) -> str:
             lines.append(f"{str(cell):44}not measured: the time was up")
             continue
         rate = measurements.tflops(cell)
-        peer_rates = [rate.get(p) for p in peers]
-        ratios.append(rate["fa3"] / max(r for r in peer_rates if r))
+        ratios.append(rate["fa3"] / max(rate[p] for p in peers if p in rate))
+        rates = [rate.get(name) for name in others]
         lines.append(
             f"{str(cell):44}{rate['fa3']:9.4g}"
-            + "".join(f"{r:9.4g}" if r else f"{'-':>9}" for r in peer_rates)
-            + "".join(f"{rate['fa3'] / r:9.3f}" if r else f"{'-':>9}" for r in peer_rates)
+            + "".join(f"{r:{width}.4g}" if r else f"{'-':>{width}}" for r in rates)
+            + "".join(f"{rate['fa3'] / r:{width}.3f}" if r else f"{'-':>{width}}" for r in rates)
             + f"{rate['fa3'] / measurements.ceiling(gemm):9.0%}"
         )
     if ratios:
@@ -619,7 +722,7 @@ def run_rounds(
     started = time.monotonic()
     measurements = Measurements()
     for number in range(1, args.rounds + 1):
-        for name, value in measure_ceilings(args.device).items():
+        for name, value in measure_ceilings(args.device, args.dtype == ["e4m3"]).items():
             measurements.ceilings[name].append(value)
         done = 0
         for cell in order.sample(planned, len(planned)):
@@ -674,13 +777,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--deterministic", action="store_true", help="with --op backward: fa3's deterministic one")
     parser.add_argument("--lib", type=pathlib.Path, help="default build/gpu/src/libfa3.so; on cpu build/cpu/..")
     parser.add_argument("--out", type=pathlib.Path, help="default bench/results/<device>/<op>-<date>-<hash>.json")
-    parser.add_argument("--dtype", type=comma_list(dtype_name), metavar="T,..", help="default f16,bf16; on cpu f32")
+    parser.add_argument(
+        "--dtype",
+        type=comma_list(dtype_name),
+        metavar="T,..",
+        help="default f16,bf16; on cpu f32; e4m3: in a run of its own, forward only",
+    )
     parser.add_argument(
         "--set",
         type=comma_list(set_name),
         metavar="S,..",
         default=["grid"],
-        help="shapes: grid, gqa, batch1, dims (default grid; the options on shapes change only the grid)",
+        help="shapes: grid, gqa, batch1, dims (not e4m3); default grid, the only one that the options on shapes change",
     )
     parser.add_argument("--d", type=comma_list(positive_int), metavar="N,..", help="default 64,128,256")
     parser.add_argument("--d-v", type=positive_int, metavar="N", help="head dim of v and o; default: d")
@@ -708,6 +816,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.deterministic and args.op != "backward":
         parser.error("--deterministic is for --op backward")
+    if "e4m3" in (args.dtype or ()):
+        if args.op != "forward":
+            parser.error("--dtype e4m3 is for --op forward")
+        if set(args.dtype) != {"e4m3"}:
+            parser.error("--dtype e4m3 has other peers than the other types: give it a run of its own")
+        if "dims" in args.set:
+            parser.error("--set dims has head dims for which e4m3 has no kernel of its own")
+        args.dtype = ["e4m3"]
     others = [name for name in args.set if name != "grid"]
     if others and args.device == "cpu":
         parser.error(f"--set {','.join(others)} is for --device cuda")
@@ -725,6 +841,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             parser.error(f"--kv-heads {cell.kv_heads} does not divide the {cell.heads} heads of d = {cell.d}")
         if args.device == "cuda" and cell.dtype == "f32":
             parser.error("--dtype f32 needs --device cpu")
+        if cell.dtype == "e4m3" and (cell.d % 16 or cell.d_v % 16):
+            parser.error(f"--dtype e4m3 needs head dims that are multiples of 16, not {cell.d}, {cell.d_v}")
     return args
 
 
@@ -735,7 +853,7 @@ def main(argv: list[str] | None = None) -> int:
             raise BenchError("PyTorch finds no GPU here; --device cpu times the CPU backend")
         build = "gpu" if args.device == "cuda" else "cpu"
         fa3 = Fa3(args.lib or ROOT / "build" / build / "src" / "libfa3.so", args.device, args.sm_margin)
-        path = args.out or default_path(fa3, args.device, args.set, args.op, args.deterministic)
+        path = args.out or default_path(fa3, args.device, args.set, args.op, args.deterministic, args.dtype == ["e4m3"])
         require_writable(path)
         planned = cells(args)
         torch.manual_seed(args.seed)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws a result file in the manner of Figures 5 (forward) and 6 (backward) of the FlashAttention-3 paper.
+"""Draws a result file in the manner of Figures 5 (forward), 6 (backward) and 7 (forward, FP8) of the FlashAttention-3 paper.
 
 TFLOP/s over the sequence length, one panel for each mask and head dim, one line for each implementation, and the rate of
 a GEMM in the same run. One picture for each pass and dtype of the file: <op>_<device>_<dtype>.svg and .png. What is drawn
@@ -31,12 +31,13 @@ except ImportError as error:
     )
 
 # Known implementations in the order of the legend; others follow under their names in the file.
-LABELS = {"": "fa3", "fa3": "FlashAttention-3", "cudnn": "cuDNN", "cudnn_f16": "cuDNN in f16", "fa2": "FlashAttention-2",
-          "torch": "PyTorch"}
+OWN_F16 = "own_f16"  # fa3's f16 kernel in rows of e4m3: a key of the row, not a peer
+LABELS = {"": "fa3", OWN_F16: "fa3 in f16", "fa3": "FlashAttention-3", "cudnn": "cuDNN", "cudnn_f16": "cuDNN in f16",
+          "fa2": "FlashAttention-2", "torch": "PyTorch", "torch_f16": "PyTorch in f16"}
 # The palette of Okabe and Ito, which the colour-blind can tell apart, and a marker each for those who see no colours.
-STYLES = {"": ("#0072B2", "o"), "cudnn": ("#D55E00", "s"), "fa2": ("#009E73", "^"), "fa3": ("#000000", "D")}
-FURTHER_STYLES = [("#CC79A7", "v"), ("#E69F00", "P"), ("#56B4E9", "X"), ("#999999", "*"), ("#7F3C8D", "<"),
-                  ("#8C6D31", ">")]
+STYLES = {"": ("#0072B2", "o"), "cudnn": ("#D55E00", "s"), "fa2": ("#009E73", "^"), "fa3": ("#000000", "D"),
+          OWN_F16: ("#56B4E9", "X"), "cudnn_f16": ("#E69F00", "P")}
+FURTHER_STYLES = [("#CC79A7", "v"), ("#999999", "*"), ("#7F3C8D", "<"), ("#8C6D31", ">")]
 CARRIED = " (carried)"  # at the end of a peer's name: not timed in this run, but scaled from another one
 OPS = ("forward", "backward")
 REQUIRED = {"op": str, "dtype": str, "d": int, "causal": bool, "seqlen": int, "batch": int, "heads": int,
@@ -79,6 +80,8 @@ def load(path: pathlib.Path) -> dict:
             if name not in row:
                 raise BadFile(f"rows[{index}] has no {name!r}")
             require(row[name], kind, f"rows[{index}].{name}")
+        if OWN_F16 in row:
+            require(row[OWN_F16], numbers.Real, f"rows[{index}].{OWN_F16}")
         for name, value in row["peers"].items():
             require(value, numbers.Real, f"rows[{index}].peers.{name}")
     return result
@@ -122,11 +125,17 @@ def label_of(name: str) -> str:
     return LABELS.get(base_name(name), base_name(name)) + (", carried" if name.endswith(CARRIED) else "")
 
 
+def rates_of(row: dict) -> dict[str, float]:
+    """TFLOP/s by implementation, "" is fa3 itself."""
+    own = {OWN_F16: row[OWN_F16]} if OWN_F16 in row else {}
+    return {"": row["tflops"], **own, **row["peers"]}
+
+
 def implementations_of(rows: list[dict]) -> list[str]:
-    """Names of the peers in the order of the legend, after "" for fa3 itself."""
+    """Names in the order of the legend."""
     known = list(LABELS)
-    names = {name for row in rows for name in row["peers"]}
-    return [""] + sorted(names, key=lambda n: (known.index(base_name(n)) if base_name(n) in known else len(known), n))
+    names = {name for row in rows for name in rates_of(row)}
+    return sorted(names, key=lambda n: (known.index(base_name(n)) if base_name(n) in known else len(known), n))
 
 
 def styles_of(names: list[str]) -> dict[str, dict]:
@@ -158,15 +167,11 @@ def ceiling_of(result: dict, dtype: str) -> tuple[str, float] | None:
 
 
 def draw_panel(axes: Axes, rows: list[dict], lengths: list[int], styles: dict[str, dict]) -> None:
-    cells = {row["seqlen"]: row for row in rows}
+    cells = {row["seqlen"]: rates_of(row) for row in rows}
     if not cells:
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color="#444444")
     for name, style in styles.items():
-        rates = [
-            math.nan if seqlen not in cells
-            else cells[seqlen]["tflops"] if name == "" else cells[seqlen]["peers"].get(name, math.nan)
-            for seqlen in lengths
-        ]  # fmt: skip
+        rates = [cells.get(seqlen, {}).get(name, math.nan) for seqlen in lengths]
         axes.plot(range(len(lengths)), rates, label=label_of(name), **style)
     axes.set_xticks(range(len(lengths)), [length_text(seqlen) for seqlen in lengths])
     axes.tick_params(labelbottom=True)
@@ -184,7 +189,7 @@ def draw(result: dict, rows: list[dict], size: tuple[int, int], dtype: str) -> F
     lengths = sorted({row["seqlen"] for row in rows})
     styles = styles_of(implementations_of(rows))
     ceiling = ceiling_of(result, dtype)
-    top = max([rate for row in rows for rate in (row["tflops"], *row["peers"].values())] + [ceiling[1] if ceiling else 0])
+    top = max([rate for row in rows for rate in rates_of(row).values()] + [ceiling[1] if ceiling else 0])
 
     # Title and legend have a strip above the panels, whose height does not depend on how many these are.
     width = max(7.0, 1.2 + 3.6 * len(dims))

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cmath>
@@ -20,6 +21,7 @@
 #include "common.hpp"
 #include "dtype.hpp"
 #include "error.hpp"
+#include "fp8.hpp"
 #include "npy.hpp"
 
 namespace fa3::cli {
@@ -38,6 +40,13 @@ struct BenchOptions {
 
   bool backward() const { return op == "backward"; }
 };
+
+/// Throws UsageError for options of a pass that do not go together.
+void check_pass(const BenchOptions& options) {
+  if (options.deterministic && !options.backward()) throw UsageError("--deterministic is for --op backward");
+  if (options.op != "forward" && std::ranges::count(options.dtype, "e4m3"))
+    throw UsageError("--dtype e4m3 is for --op forward");
+}
 
 struct Cell {
   fa3_dtype dtype;
@@ -94,10 +103,9 @@ class CellTensors {
     const ConstTensor q = normal(cell_.heads, cell_.d), k = normal(cell_.kv_heads, cell_.d),
                       v = normal(cell_.kv_heads, cell_.d_v);
     const Tensor o = output(cell_.heads, cell_.d_v);
-    const check::Buffer workspace = forward_workspace(q, k, v, o, {});
-    return {kernel_name({device_}, q, k, v, o, {}, forward_options_), time(budget_seconds, [&](fa3_stream stream) {
-              return forward(q, k, v, o, {}, forward_options_, Workspace{workspace.data(), workspace.bytes()}, stream);
-            })};
+    if (cell_.dtype != FA3_E4M3) return time_forward(q, k, v, o, forward_options_, budget_seconds);
+    const QuantizedInputs in = quantize_inputs(q, k, v, Scaling::block, false);
+    return time_forward(in.q.view, in.k.view, in.v.view, o, in.with_scales(forward_options_), budget_seconds);
   }
 
   /// With O and LSE of the forward pass, which is not timed.
@@ -109,7 +117,7 @@ class CellTensors {
     const check::Buffer lse_memory(device_, std::size_t(cell_.batch * cell_.heads * cell_.seqlen) * sizeof(float));
     const RowTensor lse(lse_memory.data(), {cell_.batch, cell_.heads, cell_.seqlen}, Dtype::f32, device_);
     {
-      const check::Buffer workspace = forward_workspace(q, k, v, o, lse);
+      const check::Buffer workspace = forward_workspace(q, k, v, o, lse, forward_options_);
       check::require(check::run_and_wait(device_, [&](fa3_stream stream) {
         return forward(q, k, v, o, lse, forward_options_, Workspace{workspace.data(), workspace.bytes()}, stream);
       }));
@@ -128,19 +136,28 @@ class CellTensors {
  private:
   std::array<int64_t, 4> shape(int64_t heads, int64_t d) const { return {cell_.batch, cell_.seqlen, heads, d}; }
   int64_t elements(int64_t heads, int64_t d) const { return cell_.batch * cell_.seqlen * heads * d; }
+  /// Of O, and of what is quantised.
+  fa3_dtype dtype() const { return cell_.dtype == FA3_E4M3 ? FA3_BF16 : cell_.dtype; }
   ConstTensor normal(int64_t heads, int64_t d) {
-    memory_.push_back(normal_tensor(device_, cell_.dtype, elements(heads, d), random_));
-    return ConstTensor(memory_.back().data(), shape(heads, d), static_cast<Dtype>(cell_.dtype), device_);
+    memory_.push_back(normal_tensor(device_, dtype(), elements(heads, d), random_));
+    return ConstTensor(memory_.back().data(), shape(heads, d), static_cast<Dtype>(dtype()), device_);
   }
   Tensor output(int64_t heads, int64_t d) {
-    memory_.emplace_back(device_, std::size_t(elements(heads, d)) * element_bytes(cell_.dtype));
-    return Tensor(memory_.back().data(), shape(heads, d), static_cast<Dtype>(cell_.dtype), device_);
+    memory_.emplace_back(device_, std::size_t(elements(heads, d)) * element_bytes(dtype()));
+    return Tensor(memory_.back().data(), shape(heads, d), static_cast<Dtype>(dtype()), device_);
   }
   check::Buffer forward_workspace(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
-                                  const std::optional<RowTensor>& lse) const {
+                                  const std::optional<RowTensor>& lse, const ForwardOptions& options) const {
     std::size_t bytes = 0;
-    check::require(forward_workspace_size(q, k, v, o, lse, forward_options_, bytes));
+    check::require(forward_workspace_size(q, k, v, o, lse, options, bytes));
     return check::Buffer(device_, bytes);
+  }
+  Timed time_forward(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, const Tensor& o,
+                     const ForwardOptions& options, double budget_seconds) const {
+    const check::Buffer workspace = forward_workspace(q, k, v, o, {}, options);
+    return {kernel_name({device_}, q, k, v, o, {}, options), time(budget_seconds, [&](fa3_stream stream) {
+              return forward(q, k, v, o, {}, options, Workspace{workspace.data(), workspace.bytes()}, stream);
+            })};
   }
   double time(double budget_seconds, const check::Work& work) const {
     const Progress progress("timing");
@@ -207,6 +224,7 @@ double time_quantize(Device device, const ConstTensor& x, const QuantizeVariant&
 
 /// The quantiser beside a copy of the tensor it reads.
 int bench_quantize(const BenchOptions& options) {
+  check_pass(options);
   if (options.causal || options.full || options.peers || options.deterministic || options.d_v || options.kv_heads ||
       options.sm_margin)
     throw UsageError(
@@ -271,7 +289,7 @@ int bench_quantize(const BenchOptions& options) {
 }
 
 int bench(const BenchOptions& options) {
-  if (options.deterministic && !options.backward()) throw UsageError("--deterministic is for --op backward");
+  check_pass(options);
   const Device device = usable_device(options.device);
   if (!options.out.empty()) check_writable(options.out);
   nlohmann::ordered_json result = empty_result(device);
@@ -352,7 +370,7 @@ int bench_plot(const BenchOptions& options) {
 
 /// Times fa3 beside its peers in one process.
 int bench_with_peers(const BenchOptions& options) {
-  if (options.deterministic && !options.backward()) throw UsageError("--deterministic is for --op backward");
+  check_pass(options);
   const fs::path here = command_directory();
   const fs::path lib = options.lib.empty() ? find("libfa3.so (--lib)", {here / ".." / "src" / "libfa3.so",
                                                                         here / ".." / FA3_INSTALL_LIBDIR / "libfa3.so"})
@@ -387,7 +405,7 @@ void add_bench(CLI::App& app, Action& action) {
   command->footer(
       "The default grid is 16,384 tokens, hidden size 2048; on the cpu 1024 tokens, hidden size 256.\n"
       "TFLOP/s count 2 * seqlen^2 * (d + d_v) * heads * batch operations, half of that if causal; 2.5 times\n"
-      "that for the backward pass.\n"
+      "that for the backward pass. e4m3 is timed on random values quantised with a scale per block, O in bf16.\n"
       "--op quantize times fa3_quantize and a copy over 2^27 elements (cpu: 2^20), by default of bf16; GB/s count\n"
       "the bytes that are read and written.");
   command->add_option("--op", options->op, "forward, backward or quantize; default forward")
@@ -405,10 +423,12 @@ void add_bench(CLI::App& app, Action& action) {
       ->option_text("N,..")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  command->add_option("--dtype", options->dtype, "f16, bf16, f32 (cpu only); default: f16 and bf16, on the cpu f32")
+  command
+      ->add_option("--dtype", options->dtype,
+                   "f16, bf16, e4m3 (forward), f32 (cpu only); default: f16 and bf16, on the cpu f32 and f16")
       ->option_text("TYPE,..")
       ->delimiter(',')
-      ->check(CLI::IsMember({"f16", "bf16", "f32"}));
+      ->check(CLI::IsMember({"f16", "bf16", "e4m3", "f32"}));
   command->add_option("--batch", options->batch, "Batch; default: tokens / seqlen")
       ->option_text("N")
       ->check(CLI::PositiveNumber);

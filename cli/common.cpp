@@ -64,9 +64,9 @@ void write_text(const std::string& path, const std::string& text) {
 }
 
 fa3_dtype parse_dtype(const std::string& name) {
-  for (const fa3_dtype dtype : {FA3_F16, FA3_BF16, FA3_F32})
+  for (const fa3_dtype dtype : {FA3_F16, FA3_BF16, FA3_E4M3, FA3_F32})
     if (name == dtype_name(dtype)) return dtype;
-  throw UsageError(fmt::format("--dtype is {}; allowed are f16, bf16 and f32", name));
+  throw UsageError(fmt::format("--dtype is {}; allowed are f16, bf16, e4m3 and f32", name));
 }
 
 check::Buffer normal_tensor(Device device, fa3_dtype dtype, std::int64_t elements, std::mt19937_64& random) {

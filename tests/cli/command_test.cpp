@@ -174,6 +174,10 @@ TEST_F(Command, RefusesBadUsage) {
                                 "bench --deterministic --peers",
                                 "bench --op quantize --peers",
                                 "bench --op quantize --causal",
+                                "bench --op quantize --dtype e4m3",
+                                "bench --op backward --dtype f16,e4m3",
+                                "bench --op backward --dtype e4m3 --peers",
+                                "bench --dtype e5m2",
                                 "check --device sim --sm-margin 2",
                                 "bench --causal --full",
                                 "bench --lib x.so",
@@ -736,6 +740,29 @@ TEST_F(Command, BenchTimesTheBackwardPass) {
   EXPECT_GT(row.at("tflops").get<double>(), 0);
   EXPECT_FALSE(row_of("--op backward").contains("deterministic"));
   EXPECT_EQ(row_of("--op forward").at("op"), "forward");
+}
+
+TEST_F(Command, BenchTimesFp8) {
+  const Outcome outcome =
+      fa3("bench --device cpu --dtype e4m3,bf16 --d 64 --d-v 32 --seqlen 200 --batch 1 --heads 4 --kv-heads 2 --causal "
+          "--out " +
+          path("bench.json"));
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  const auto result = nlohmann::json::parse(read_file(path("bench.json")));
+  ASSERT_EQ(result.at("rows").size(), 2u);
+  const auto& row = result["rows"][0];
+  EXPECT_EQ(row.at("op"), "forward");
+  EXPECT_EQ(row.at("dtype"), "e4m3");
+  EXPECT_EQ(row.at("d_v"), 32);
+  EXPECT_EQ(row.at("kv_heads"), 2);
+  EXPECT_TRUE(row.at("kernel").get<std::string>().starts_with("cpu_")) << row;
+  EXPECT_GT(row.at("tflops").get<double>(), 0);
+  EXPECT_EQ(result["rows"][1].at("dtype"), "bf16");
+
+  // A head dim of 16 bits only: what was timed is no other type under that name.
+  const Outcome narrow = fa3("bench --device cpu --dtype e4m3 --d 24 --seqlen 64");
+  EXPECT_EQ(narrow.code, 2);
+  EXPECT_NE(narrow.err.find("multiple of 16"), std::string::npos) << narrow.err;
 }
 
 TEST_F(Command, BenchTimesTheQuantiser) {

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""What bench/compare.py plans and refuses, and bench/readme_table.py's table of a file with shapes beside the grid.
-PyTorch is stood in for: nothing is timed here.
+"""What bench/compare.py plans, refuses and hands to fa3 and its peers, and bench/readme_table.py's table of a file with
+shapes beside the grid or of e4m3. PyTorch is stood in for: nothing is timed here.
 
 Usage: test_compare.py ROOT
 """
 
 import contextlib
+import dataclasses
 import io
 import json
+import math
 import pathlib
+import random
 import sys
 import tempfile
 import types
@@ -25,8 +28,8 @@ class Dtype:
 
 def stand_in_for_torch() -> None:
     modules = {name: types.ModuleType(name) for name in ("torch", "torch.nn", "torch.nn.attention", "torch.nn.functional")}
-    for dtype in ("float16", "bfloat16", "float32"):
-        setattr(modules["torch"], dtype, Dtype(4 if dtype == "float32" else 2))
+    for dtype, itemsize in (("float16", 2), ("bfloat16", 2), ("float32", 4), ("float8_e4m3fn", 1)):
+        setattr(modules["torch"], dtype, Dtype(itemsize))
     modules["torch"].Tensor = object
     modules["torch.nn.attention"].SDPBackend = types.SimpleNamespace(CUDNN_ATTENTION=1, FLASH_ATTENTION=2)
     modules["torch.nn.attention"].sdpa_kernel = None
@@ -93,7 +96,9 @@ class Plan(unittest.TestCase):
         self.assertIn("--deterministic is for --op backward", self.refused("--deterministic"))
 
     def test_the_parameters_have_the_size_of_the_header(self) -> None:
-        self.assertEqual(compare.ctypes.sizeof(compare.ForwardParams), 312)
+        self.assertEqual(compare.ctypes.sizeof(compare.ForwardParams), 432)
+        self.assertEqual(compare.ForwardParams.q_scale.offset, 312)
+        self.assertEqual(compare.ctypes.sizeof(compare.ScalesParam), 40)
         self.assertEqual(compare.ctypes.sizeof(compare.BackwardParams), 504)
 
     def test_what_a_set_does_not_take_is_refused(self) -> None:
@@ -105,6 +110,22 @@ class Plan(unittest.TestCase):
         self.assertIn("'gga' is not one of", self.refused("--set", "gga"))
         self.assertIn("does not divide", self.refused("--kv-heads", "3"))
 
+    def test_e4m3_has_the_grid_and_the_sets_it_has_kernels_for(self) -> None:
+        cells = self.cells("--dtype", "e4m3")
+        self.assertEqual(len(cells), 36)
+        # q, k and v have one byte, o has two.
+        self.assertEqual({cell.tensor_bytes() for cell in cells}, {5 * 16384 * 2048})
+        self.assertEqual([cell.flops() for cell in cells], [cell.flops() for cell in self.cells("--dtype", "f16")])
+        self.assertEqual(len(self.cells("--dtype", "e4m3", "--set", "gqa,batch1")), 8 + 14)
+        self.assertEqual(cells[0].row()["dtype"], "e4m3")
+
+    def test_what_e4m3_does_not_take_is_refused(self) -> None:
+        self.assertIn("e4m3 is for --op forward", self.refused("--dtype", "e4m3", "--op", "backward"))
+        self.assertIn("a run of its own", self.refused("--dtype", "f16,e4m3"))
+        self.assertIn("--set dims has head dims", self.refused("--dtype", "e4m3", "--set", "grid,dims"))
+        self.assertIn("multiples of 16, not 24, 24", self.refused("--dtype", "e4m3", "--d", "24"))
+        self.assertIn("multiples of 16, not 64, 40", self.refused("--dtype", "e4m3", "--d", "64", "--d-v", "40"))
+
     def test_the_default_file_names_the_sets(self) -> None:
         fa3 = types.SimpleNamespace(source_hash="0123456789abcdef")
         grid = compare.default_path(fa3, "cpu", ["grid"]).name
@@ -112,17 +133,120 @@ class Plan(unittest.TestCase):
         self.assertIn("forward-gqa-dims-", compare.default_path(fa3, "cpu", ["gqa", "dims"]).name)
         self.assertRegex(compare.default_path(fa3, "cpu", ["grid"], "backward").name, r"^backward-\d{4}-")
         self.assertIn("backward-gqa-deterministic-", compare.default_path(fa3, "cpu", ["gqa"], "backward", True).name)
+        self.assertRegex(compare.default_path(fa3, "cpu", ["grid"], e4m3=True).name, r"^forward-e4m3-\d{4}-")
+        self.assertIn("forward-e4m3-gqa-", compare.default_path(fa3, "cpu", ["gqa"], e4m3=True).name)
+
+
+class Tensor:
+    """As much of a tensor as the C parameters need."""
+
+    def __init__(self, address: int, dtype: str, *shape: int):
+        self.address = address
+        self.dtype = getattr(sys.modules["torch"], dtype)
+        self.shape = shape
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def stride(self) -> tuple:
+        return tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
+
+
+class E4m3(unittest.TestCase):
+    CELL = compare.Cell("e4m3", 128, 64, True, 300, 2, 4, 2, "short")
+
+    def inputs(self) -> compare.Inputs:
+        shapes = ((2, 300, 4, 128), (2, 300, 2, 128), (2, 300, 2, 64), (2, 300, 4, 64))
+        values = [Tensor(16 * i, "float8_e4m3fn" if i < 4 else "bfloat16", *s) for i, s in enumerate(shapes, 1)]
+        scales = tuple(Tensor(100 + i, "float32", 2, heads, 3) for i, heads in enumerate((4, 2, 2)))
+        return compare.Inputs(*values, scales=scales, f16=compare.Inputs(*(Tensor(16, "float16", *s) for s in shapes)))
+
+    def fa3(self) -> compare.Fa3:
+        fa3 = compare.Fa3.__new__(compare.Fa3)  # no library
+        fa3._device, fa3._sm_margin = "cuda", 0
+        return fa3
+
+    def test_scales_per_block_are_handed_over(self) -> None:
+        params = self.fa3()._params("forward", self.CELL, self.inputs())
+        self.assertEqual(params.struct_size, 432)
+        self.assertEqual([params.q.dtype, params.k.dtype, params.v.dtype, params.o.dtype], [3, 3, 3, 2])
+        for index, (scale, heads) in enumerate(((params.q_scale, 4), (params.k_scale, 2), (params.v_scale, 2))):
+            self.assertEqual((scale.data, scale.per_block, scale.reserved), (100 + index, 1, 0))
+            self.assertEqual(list(scale.stride), [3 * heads, 3, 1])
+
+    def test_the_f16_beside_it_has_none(self) -> None:
+        params = self.fa3()._params("forward", self.CELL, self.inputs().f16)
+        self.assertEqual([params.q.dtype, params.o.dtype], [1, 1])
+        self.assertEqual([params.q_scale.data, params.k_scale.data, params.v_scale.data], [None] * 3)
+
+    def measured(self, cell: compare.Cell, inputs: compare.Inputs) -> tuple:
+        """What measure() timed, and its checks as (inputs, calls, allowed error)."""
+        fa3 = types.SimpleNamespace(
+            prepare=lambda cell, x: ("fa3", x), kernel=lambda cell, x: f"kernel of {x.q.dtype.itemsize}"
+        )
+        checks = []
+
+        def check(cell: compare.Cell, x: list, calls: list, right: list, allowed: float = compare.MAX_RELATIVE_ERROR) -> None:
+            checks.append((x[0], calls[0], allowed))
+
+        with (
+            mock.patch.object(compare, "make_inputs", lambda cell, device: [inputs]),
+            mock.patch.object(compare, "prepare_peer", lambda peer, inputs, cell: [(peer.name, x) for x in inputs]),
+            mock.patch.object(compare, "sdpa_kernel", lambda backend: contextlib.nullcontext()),
+            mock.patch.object(compare, "check", check),
+            mock.patch.object(compare, "seconds_per_call", lambda calls, device, budget: calls[0]),
+        ):
+            kernel, timed = compare.measure(cell, fa3, "cuda", random.Random(0))
+        return kernel, timed, checks
+
+    def test_peers_and_its_own_f16_get_what_was_quantised(self) -> None:
+        inputs = self.inputs()
+        kernel, timed, checks = self.measured(self.CELL, inputs)
+        self.assertEqual(kernel, "kernel of 1")
+        f16 = inputs.f16
+        self.assertEqual(timed, {"fa3": ("fa3", inputs), "own_f16": ("fa3", f16), "cudnn_f16": ("cudnn_f16", f16)})
+        self.assertEqual(checks, [(inputs.f16, ("fa3", inputs.f16), 2e-2), (inputs, ("fa3", inputs), 6e-2)])
+
+    def test_other_types_have_neither(self) -> None:
+        inputs = self.inputs().f16
+        cell = dataclasses.replace(self.CELL, dtype="f16")
+        kernel, timed, checks = self.measured(cell, inputs)
+        self.assertEqual(kernel, "kernel of 2")
+        self.assertEqual(timed, {name: (name, inputs) for name in ("fa3", "cudnn", "fa2")})
+        self.assertEqual(checks, [(inputs, ("fa3", inputs), 2e-2)])
+
+    def test_its_own_f16_is_no_peer(self) -> None:
+        measurements = compare.Measurements()
+        flops = self.CELL.flops() * 1e-12
+        measurements.seconds[self.CELL] |= {"fa3": [flops / 800], "own_f16": [flops / 500], "cudnn_f16": [flops / 400]}
+        measurements.kernels[self.CELL] = "e4m3_d128"
+        measurements.ceilings |= {"gemm_f16": [700.0], "copy_tbps": [4.0], "gemm_e4m3": [1000.0]}
+        text = compare.table(measurements, [self.CELL], "cuda")
+        self.assertIn("geometric mean of 1 cells: 2.000 x the best peer timed", text)
+        self.assertIn("1.600      80%", text)
+        torch = sys.modules["torch"]
+        with (
+            mock.patch.object(torch, "__version__", "2", create=True),
+            mock.patch.object(torch, "backends", mock.Mock(**{"cudnn.version.return_value": 9}), create=True),
+            mock.patch.object(compare, "device_name", lambda device: "X"),
+        ):
+            args = types.SimpleNamespace(device="cuda", sm_margin=0, compiler="c")
+            result = compare.result(measurements, [self.CELL], types.SimpleNamespace(source_hash="0"), args)
+        row = result["rows"][0]
+        self.assertEqual((row["dtype"], row["kernel"], row["tflops"], row["own_f16"]), ("e4m3", "e4m3_d128", 800, 500))
+        self.assertEqual(row["peers"], {"cudnn_f16": 400})
+        self.assertEqual(result["ceilings"]["gemm_e4m3"], 1000)
 
 
 class ReadmeTable(unittest.TestCase):
-    def table(self, rows: list) -> str:
+    def table(self, rows: list, *options: str) -> str:
         result = {"device": "X", "date": "2026-01-01", "source_hash": "0" * 64, "compiler": "c",
-                  "ceilings": {"gemm_f16": 1}, "rows": rows}
+                  "ceilings": {"gemm_f16": 700, "gemm_e4m3": 1250}, "rows": rows}
         with tempfile.TemporaryDirectory() as folder:
             file = pathlib.Path(folder) / "result.json"
             file.write_text(json.dumps(result))
             out = io.StringIO()
-            with mock.patch.object(sys, "argv", ["readme_table.py", str(file)]), contextlib.redirect_stdout(out):
+            with mock.patch.object(sys, "argv", ["readme_table.py", str(file), *options]), contextlib.redirect_stdout(out):
                 readme_table.main()
         return out.getvalue()
 
@@ -140,6 +264,15 @@ class ReadmeTable(unittest.TestCase):
     def test_a_missing_cell_is_a_gap(self) -> None:
         text = self.table([self.row(150), self.row(120, causal=True, seqlen=4096, batch=4)])
         self.assertIn("| 128 | full | 150 (1.50) |  |", text)
+
+    def test_e4m3_is_beside_f16(self) -> None:
+        rows = [self.row(150), self.row(800, dtype="e4m3", own_f16=600, peers={"cudnn_f16": 500})]
+        text = self.table(rows, "--dtype", "e4m3")
+        self.assertIn("| 128 | full | 800 (1.60) |", text)
+        self.assertIn("TFLOP/s (x cuDNN in f16). In the same run an 8192^3 e4m3 GEMM gave 1250 TFLOP/s.", text)
+        text = self.table(rows)
+        self.assertIn("| 128 | full | 150 (1.50) |", text)
+        self.assertIn("TFLOP/s (x cuDNN). In the same run an 8192^3 f16 GEMM gave 700 TFLOP/s.", text)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class Plot(PlotTest):
         self.assertEqual(self.names(), [])
 
     def test_every_committed_result_of_the_grid_is_drawn_whole(self) -> None:
-        files = sorted([*RESULTS.glob("forward-2*.json"), *RESULTS.glob("forward-bf16-2*.json")])
+        files = sorted(file for name in ("", "bf16-", "e4m3-") for file in RESULTS.glob(f"forward-{name}2*.json"))
         self.assertGreaterEqual(len(files), 2)
         for file in files:
             with self.subTest(file.name):
@@ -79,8 +79,11 @@ class Plot(PlotTest):
                 self.assertEqual(outcome.returncode, 0, outcome.stderr)
                 for dtype in {row["dtype"] for row in result["rows"]}:
                     texts = self.texts(f"forward_h200_{dtype}.svg")
-                    for label in ("fa3", "cuDNN", "FlashAttention-2", "512", "1k", "2k", "4k", "8k", "16k", "TFLOP/s",
-                                  f"GEMM in f16, same run: {result['ceilings']['gemm_f16']:.4g}",
+                    e4m3 = dtype == "e4m3"
+                    peers = ("fa3 in f16", "cuDNN in f16") if e4m3 else ("cuDNN", "FlashAttention-2")
+                    gemm = "e4m3" if e4m3 else "f16"
+                    for label in ("fa3", *peers, "512", "1k", "2k", "4k", "8k", "16k", "TFLOP/s",
+                                  f"GEMM in {gemm}, same run: {result['ceilings'][f'gemm_{gemm}']:.4g}",
                                   f"Attention forward, {dtype}, NVIDIA H200",
                                   "16,384 tokens, hidden size 2048; "
                                   f"{result['date']}, sources {result['source_hash'][:12]}"):
@@ -108,14 +111,35 @@ class Plot(PlotTest):
         result["rows"] = rows
         rows[0]["tflops"] = result["ceilings"]["gemm_f16"]
         self.assertEqual(self.draw(result).returncode, 0)
-        svg = (self.pictures / "forward_h200_f16.svg").read_text()
-        heights = {}
-        for path in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}path"):
-            style = path.get("style", "")
+        heights = self.heights("forward_h200_f16.svg")
+        self.assertAlmostEqual(heights["fa3"], heights["gemm"], places=3)
+
+    def heights(self, name: str) -> "dict[str, float]":
+        """Of the first point of a line in the first panel."""
+        colours = {"#0072b2": "fa3", "#56b4e9": "fa3 in f16", "#555555": "gemm"}
+        result = {}
+        for path in ElementTree.parse(self.pictures / name).getroot().iter("{http://www.w3.org/2000/svg}path"):
             if path.get("clip-path"):
-                points = path.get("d").split()
-                heights.setdefault("fa3" if "#0072b2" in style else "gemm" if "#555555" in style else "", points[2])
-        self.assertAlmostEqual(float(heights["fa3"]), float(heights["gemm"]), places=3)
+                line = next((line for colour, line in colours.items() if colour in path.get("style", "")), "")
+                result.setdefault(line, float(path.get("d").split()[2]))
+        return result
+
+    def test_e4m3_is_beside_f16(self) -> None:
+        result = json.loads(NEWEST.read_text())
+        result["ceilings"]["gemm_e4m3"] = 1250.4
+        result["rows"] = [{**row, "dtype": "e4m3", "tflops": 2 * row["tflops"], "own_f16": row["tflops"],
+                           "peers": {"cudnn_f16": row["peers"]["cudnn"]}} for row in result["rows"] if row["mode"] == "short"]
+        result["rows"].sort(key=lambda row: (row["causal"], row["d"], row["seqlen"]))
+        result["rows"][0]["own_f16"] = 1250.4
+        self.assertEqual(self.draw(result).returncode, 0)
+        self.assertEqual(self.names(), ["forward_h200_e4m3.png", "forward_h200_e4m3.svg"])
+        texts = self.texts("forward_h200_e4m3.svg")
+        for label in ("fa3", "fa3 in f16", "cuDNN in f16", "GEMM in e4m3, same run: 1250", "Attention forward, e4m3, NVIDIA H200"):
+            self.assertIn(label, texts)
+        self.assertNotIn("cuDNN", texts)
+        heights = self.heights("forward_h200_e4m3.svg")
+        self.assertAlmostEqual(heights["fa3 in f16"], heights["gemm"], places=3)
+        self.assertGreater(heights["fa3"], heights["gemm"])  # SVG counts from the top
 
     def test_further_peers_and_carried_ones_are_drawn(self) -> None:
         result = json.loads(NEWEST.read_text())
@@ -180,6 +204,7 @@ class Plot(PlotTest):
                                ({**row, "tflops": float("nan")}, "rows[1].tflops is NaN; it must be a positive number"),
                                ({**row, "d": -8}, "rows[1].d is -8; it must be a positive integer"),
                                ({**row, "causal": 1}, "rows[1].causal is 1; it must be true or false"),
+                               ({**row, "own_f16": 0}, "rows[1].own_f16 is 0; it must be a positive number"),
                                ({**row, "peers": {"cudnn": None}}, "rows[1].peers.cudnn is null")):
             self.expect_refused({**good, "rows": [row, spoiled]}, words)
         missing = self.plot(self.folder / "missing.json", PATH=self.path)
@@ -205,10 +230,14 @@ class WithoutMatplotlib(PlotTest):
         self.assertEqual(self.names(), [])
 
     def test_the_pictures_of_the_readme_are_of_the_newest_results(self) -> None:
-        for op in ("forward", "backward"):
-            with self.subTest(op=op):
-                result = json.loads(max((ROOT / "bench/results/h200").glob(f"{op}-2*.json")).read_text())
-                name = f"docs/pictures/{op}_h200_f16.svg"
+        for op, named, dtype in (("forward", "", "f16"), ("backward", "", "f16"), ("forward", "e4m3-", "e4m3")):
+            files = list(RESULTS.glob(f"{op}-{named}2*.json"))
+            with self.subTest(op=op, dtype=dtype):
+                if not files:
+                    self.assertEqual(dtype, "e4m3")  # not measured yet
+                    continue
+                result = json.loads(max(files).read_text())
+                name = f"docs/pictures/{op}_h200_{dtype}.svg"
                 wanted = f"{result['date']}, sources {result['source_hash'][:12]}"
                 self.assertTrue(wanted in (ROOT / name).read_text(), f"{name} does not say '{wanted}': draw it again")
                 self.assertIn(name, (ROOT / "README.md").read_text())
