@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """Shows the overlap of GEMMs and softmax in the machine code of every row, and fails where a row lacks what it claims.
 
-Read are the main loops: the innermost loops that hold HGMMAs of both products, S = Q K^T (A in shared memory) and
-O += P V (A in registers). A row with Edges::own_loop has two, one over edge blocks and one over whole blocks (the
-shorter one), a row with Edges::branch has one. A loop's common path is the shortest way round it on which no VOTE.ANY
-carries; what stands behind a vote that carries is the rare path, on which m is raised.
+Read are the main loops: the innermost loops that hold HGMMAs (of e4m3 QGMMAs) of both products, S = Q K^T (A in shared
+memory) and O += P V (A in registers). A row with Edges::own_loop has two, one over edge blocks and one over whole blocks
+(the shorter one), a row with Edges::branch has one. A loop's common path is the shortest way round it on which no
+VOTE.ANY carries; what stands behind a vote that carries is the rare path, on which m is raised.
 
-Of every loop:
-  - one S and one P V per trip, each with one commit, behind its last HGMMA, and nothing of WARPGROUP inside: ptxas, where
-    it serialises wgmma, closes and awaits a group for each. HGMMAs and EX2s are as many as the tile shape asks for;
-  - no access to local memory, and no FMNMX off the rare path.
+Of every loop: one S and one P V per trip, each with one commit, behind its last HGMMA, and nothing of WARPGROUP inside:
+ptxas, where it serialises wgmma, closes and awaits a group for each. HGMMAs and EX2s are as many as the tile shape asks
+for. P V of an alone row has several groups, one for each part, all of that kind.
 Of every loop of a row that claims it (the claims come from the row's line in the table):
+  no_spills   no access to local memory;
+  no_maxima   no FMNMX off the rare path (rows of 16 bits);
   two_stages  S of the next block and P V of this one are issued before either is waited for, without an exponential in
               between, and the wait for S leaves P V in flight (Algorithm 2);
   hand_over   ping-pong: BAR.SYNC takes the turn after the last exponential and before the first HGMMA, BAR.ARV passes
               it right after the last HGMMA, before any barrier, wait and exponential (Turns::gemm);
-  under_pv    in the loop over whole blocks, exponentials stand before the wait that retires P V (Edges::own_loop).
+  under_pv    in the loop over whole blocks, exponentials stand before the wait that retires P V (Edges::own_loop);
+  alone       rows of e4m3, Algorithm 1 with the same hand-over: P V of this block and S of the next are issued in one
+              turn, a part of P V is awaited with the next part in flight and the last one before S, and S before the
+              exponentials.
 Where the exponentials stand behind that wait, they can only run under the other warpgroups' GEMMs, which is what the
 hand-over lets happen; that it does is measured, not proved here: `fa3 trace --device cuda`.
 
@@ -35,7 +39,8 @@ from pathlib import Path
 import audit_sass
 from audit_sass import Function, Instruction
 
-CLAIMS = ("two_stages", "hand_over", "under_pv")
+CLAIMS = ("no_spills", "no_maxima", "two_stages", "hand_over", "under_pv")
+ALONE = "alone"  # instead of the last four
 MOST_FINDINGS = 6  # printed of one kind and loop: serialised code has one for every HGMMA
 ROW = re.compile(r'^ *\{"([a-z0-9_]+)", *\{([^}]*)\}', re.MULTILINE)
 
@@ -46,7 +51,10 @@ def claims_of_table(header: str) -> dict[str, set[str]]:
     """Row -> what it claims, from the text of the kernel table."""
     rows = {}
     for name, config in ROW.findall(header):
-        rows[name] = {"two_stages"}
+        if config.startswith("fp8("):
+            rows[name] = {"no_spills", ALONE}
+            continue
+        rows[name] = {"no_spills", "no_maxima", "two_stages"}
         if "Turns::gemm" in config:
             rows[name].add("hand_over")
         if "Edges::own_loop" in config:
@@ -203,8 +211,8 @@ class Loop:
         return sum(map(is_exponential, self.common))
 
 
-def read_loop(code: list[Instruction], edges: list[list[int]], header: int, members: set[int]) -> Loop:
-    """The facts and findings of one loop."""
+def read_loop(code: list[Instruction], edges: list[list[int]], header: int, members: set[int], alone: bool) -> Loop:
+    """The facts and findings of one loop; `alone`: of a row that claims it."""
     loop = Loop(code[header].address)
     votes: list[str] = []
     rare = rare_edges(code, edges, members, votes)
@@ -213,9 +221,9 @@ def read_loop(code: list[Instruction], edges: list[list[int]], header: int, memb
     loop.rare = len(members - usual)
     for i in sorted(members):
         if code[i].name in ("LDL", "STL"):
-            loop.find("", f"{code[i].address:#06x} {code[i].opcode}: local memory in the loop")
+            loop.find("no_spills", f"{code[i].address:#06x} {code[i].opcode}: local memory in the loop")
         if code[i].name.startswith("FMNMX") and i in usual:
-            loop.find("", f"{code[i].address:#06x} {code[i].opcode}: a maximum off the rare path")
+            loop.find("no_maxima", f"{code[i].address:#06x} {code[i].opcode}: a maximum off the rare path")
     # By way of an HGMMA, because a wait for a barrier that is tried again may have the same header.
     ways = [
         shortest_way(edges, header, middle, members, rare) + shortest_way(edges, middle, header, members, rare)
@@ -230,8 +238,59 @@ def read_loop(code: list[Instruction], edges: list[list[int]], header: int, memb
         return loop
     first = next(i for k, i in enumerate(wgmmas) if is_s(way[i]) and is_pv(way[wgmmas[k - 1]]))
     loop.common = way[first:] + way[:first]
-    read_schedule(loop)
+    (read_schedule_alone if alone else read_schedule)(loop)
     return loop
+
+
+def find_serialised(loop: Loop, code: list[Instruction], name: str, product: list[int]) -> None:
+    """Whether the instructions at `product` are not one group."""
+    for x in code[product[0] : product[-1]]:
+        if x.name == "WARPGROUP" or "gsb0" in x.operands:
+            loop.find("", f"{x.address:#06x} {x.opcode}: serialised, {name} is not one group")
+    if "gsb0" not in code[product[-1]].operands:
+        loop.find("", f"{code[product[-1]].address:#06x} {code[product[-1]].opcode}: {name} is not committed")
+
+
+def read_schedule_alone(loop: Loop) -> None:
+    """As read_schedule, of a row that claims `alone`."""
+    first = next(i for i, x in enumerate(loop.common) if is_pv(x))
+    code = loop.common[first:] + loop.common[:first]
+    s = [i for i, x in enumerate(code) if is_s(x)]
+    pv = [i for i, x in enumerate(code) if is_pv(x)]
+    exponentials = [i for i, x in enumerate(code) if is_exponential(x)]
+    waits = [i for i, x in enumerate(code) if pending(x) is not None and not x.guarded]
+    if pv[-1] > s[0]:
+        loop.find("", "not one P V and one S per trip")
+        return
+
+    keys = 2 * audit_sass.accumulator_count(code[s[0]])
+    steps = keys // 32
+    parts = [pv[i : i + steps] for i in range(0, len(pv), steps)]
+    find_serialised(loop, code, "S", s)
+    for part in parts:
+        find_serialised(loop, code, "a part of P V", part)
+    if len(pv) % steps != 0 or len(exponentials) != keys // 2:
+        loop.find("", f"{len(pv)} QGMMAs of P V and {len(exponentials)} EX2, not parts of {steps}, and {keys // 2}")
+        return
+
+    # What is in flight when: after every part but the first the one before is awaited, after the last one itself.
+    wanted = [(part[-1], 1) for part in parts[1:]] + [(pv[-1], 0)]
+    found = [(max(i for i in pv if i < wait), pending(code[wait])) for wait in waits if wait < s[0]]
+    if found != wanted:
+        loop.find(ALONE, "P V is not awaited part by part, each with the next in flight")
+    ready = next((i for i in waits if i > s[-1]), None)
+    if ready is None or pending(code[ready]) != 0 or any(i < ready for i in exponentials):
+        loop.find(ALONE, "S is not awaited between its issue and the exponentials")
+
+    take = [i for i, x in enumerate(code) if x.opcode.startswith("BAR.SYNC") and not x.guarded]
+    give = [i for i, x in enumerate(code) if x.opcode.startswith("BAR.ARV") and not x.guarded]
+    if len(take) != 1 or len(give) != 1:
+        loop.find(ALONE, f"the turn is taken {len(take)} times and passed {len(give)} times")
+        return
+    if take[0] < max(exponentials):
+        loop.find(ALONE, "the turn is not taken between the last exponential and P V")
+    if give[0] < s[-1] or any(x.name in ("SYNCS", "WARPGROUP", "MUFU") for x in code[s[-1] : give[0]]):
+        loop.find(ALONE, "the turn is not passed right after S")
 
 
 def read_schedule(loop: Loop) -> None:
@@ -245,12 +304,8 @@ def read_schedule(loop: Loop) -> None:
         loop.find("", "not one S and one P V per trip")
         return
 
-    for name, product in (("S", s), ("P V", pv)):
-        for x in code[product[0] : product[-1]]:
-            if x.name == "WARPGROUP" or "gsb0" in x.operands:
-                loop.find("", f"{x.address:#06x} {x.opcode}: serialised, {name} is not one group")
-        if "gsb0" not in code[product[-1]].operands:
-            loop.find("", f"{code[product[-1]].address:#06x} {code[product[-1]].opcode}: {name} is not committed")
+    find_serialised(loop, code, "S", s)
+    find_serialised(loop, code, "P V", pv)
     keys = 2 * audit_sass.accumulator_count(code[s[0]])
     expected = (keys // 16, keys // 2)  # k16 steps of P V; 64 rows x keys exponentials by 128 threads
     if (len(pv), len(exponentials)) != expected:
@@ -289,8 +344,8 @@ def read_schedule(loop: Loop) -> None:
 # One row
 
 
-def read_function(function: Function) -> list[Loop]:
-    """The main loops, that over whole blocks first."""
+def read_function(function: Function, alone: bool) -> list[Loop]:
+    """The main loops, that over whole blocks first; `alone`: of a row that claims it."""
     code = function.instructions
     edges = audit_sass.successors(function)
     both = {
@@ -299,7 +354,7 @@ def read_function(function: Function) -> list[Loop]:
         if any(is_s(code[i]) for i in members) and any(is_pv(code[i]) for i in members)
     }
     loops = [
-        read_loop(code, edges, header, members)
+        read_loop(code, edges, header, members, alone)
         for header, members in both.items()
         if not any(other < members for other in both.values())
     ]
@@ -323,12 +378,12 @@ def judge(name: str, functions: list[Function], claims: set[str]) -> Row:
     if len(kernels) != 1:
         row.findings.append(f"{len(kernels)} kernels with wgmma, not one")
         return row
-    row.loops = read_function(kernels[0])
+    row.loops = read_function(kernels[0], ALONE in claims)
     if len(row.loops) not in (1, 2):
         row.findings.append(f"{len(row.loops)} loops with both products, not one or two")
     for loop in row.loops:
         wanted = {"", *claims} - ({"under_pv"} if loop.kind == "edge" else set())
-        for claim in ("", *CLAIMS):
+        for claim in ("", *CLAIMS, ALONE):
             if claim not in wanted:
                 continue
             found = loop.findings.get(claim, [])

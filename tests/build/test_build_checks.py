@@ -230,6 +230,18 @@ STEP = [
 # The same with all exponentials behind the wait for P V.
 BEHIND = edited(STEP, *((x, []) for x in EX2[:3]), (EX2[3], EX2[:4]))
 
+# e4m3: 64 keys, two k32 steps of S, O in two parts of two steps, 32 exponentials, maxima before them.
+S_Q = ["QGMMA.64x64x32.F32.E4M3.E4M3 R40, gdesc[UR4], RZ, !UPT", "QGMMA.64x64x32.F32.E4M3.E4M3 R40, gdesc[UR8], R40, gsb0"]
+PART_1 = ["QGMMA.64x16x32.F32.E4M3.E4M3 R80, R60, gdesc[UR4], RZ, !UPT", "QGMMA.64x16x32.F32.E4M3.E4M3 R80, R64, gdesc[UR8], R80, gsb0"]
+PART_2 = [line.replace("R80", "R88") for line in PART_1]
+EX2_64 = [f"MUFU.EX2 R{register}, R{register}" for register in range(20, 52)]
+WAIT_S = "WARPGROUP.DEPBAR.LE gsb0, 0x00"  # as WAIT_0, but another line
+ALONE = [
+    "loop:", TAKE, "WARPGROUP.ARRIVE", *PART_1, "WARPGROUP.ARRIVE", *PART_2, WAIT_1, "FFMA R100, R80, R3, R100", WAIT_0,
+    "FFMA R101, R88, R3, R101", "WARPGROUP.ARRIVE", *S_Q, PASS, WAIT_S, "FMNMX R3, R40, R41, !PT", "VOTE.ANY P0, P0",
+    "@!P0 BRA {usual}", "MUFU.EX2 R19, R19", "usual:", *EX2_64, ROUND,
+]  # fmt: skip
+
 
 class Overlap(unittest.TestCase):
     def judge(self, lines: list[str], *without: str) -> check_overlap.Row:
@@ -366,10 +378,41 @@ class Overlap(unittest.TestCase):
         claims = check_overlap.claims_of_table(
             '    // name\n    {"a", {Element::f16, 64, Edges::own_loop, Turns::gemm, 1}, 0},\n'
             '    {"b_2",  {Edges::branch, Turns::free_running, 2}, 0},\n    // {"c", {Turns::gemm}},\n'
+            '    {"e",    {fp8(64, 64, 192)}, 0},\n'
         )
-        self.assertEqual(claims, {"a": {"two_stages", "hand_over", "under_pv"}, "b_2": {"two_stages"}})
+        every = {"no_spills", "no_maxima", "two_stages"}
+        self.assertEqual(
+            claims, {"a": {*every, "hand_over", "under_pv"}, "b_2": every, "e": {"no_spills", "alone"}}
+        )
         table = Path(__file__).parents[2] / "src/kernels/configs.hpp"
         self.assertTrue(check_overlap.claims_of_table(table.read_text()))
+
+    def assert_alone(self, lines: list[str], *words: str):
+        """The findings of a row of e4m3: one with these words, or none."""
+        found = check_overlap.judge(
+            "row", audit_sass.parse(assembled("MOV R1, RZ", *lines, "EXIT")), {"no_spills", check_overlap.ALONE}
+        ).findings
+        self.assertTrue(any(words[0] in finding for finding in found) if words else not found, found)
+
+    def test_alone(self):
+        self.assert_alone(ALONE)
+        self.assert_alone(edited(ALONE, *((x, []) for x in (*PART_2, WAIT_1))))  # one part
+        self.assert_alone(edited(ALONE, (WAIT_1, [])), "not awaited part by part")
+        self.assert_alone(edited(ALONE, (WAIT_1, ["WARPGROUP.DEPBAR.LE gsb0, 0x2"])), "not awaited part by part")
+        self.assert_alone(edited(ALONE, (WAIT_0, [])), "not awaited part by part")
+        self.assert_alone(edited(ALONE, (WAIT_1, []), (PART_1[1], [PART_1[1], WAIT_1])), "not awaited part by part")
+        self.assert_alone(edited(ALONE, (WAIT_S, [])), "S is not awaited")
+        self.assert_alone(edited(ALONE, (WAIT_S, []), (EX2[3], [EX2[3], WAIT_S])), "S is not awaited")
+        self.assert_alone(edited(ALONE, (TAKE, []), (EX2[3], [EX2[3], TAKE])), "turn is not taken between")
+        self.assert_alone(edited(ALONE, (PASS, []), (WAIT_S, [WAIT_S, PASS])), "turn is not passed right after S")
+        self.assert_alone(edited(ALONE, (PASS, [])), "passed 0 times")
+        self.assert_alone(edited(ALONE, (PART_1[0], [PART_1[0], "WARPGROUP.ARRIVE"])), "serialised, a part of P V")
+        self.assert_alone(edited(ALONE, (PART_1[0], [PART_1[0] + ", gsb0"])), "serialised, a part of P V")
+        self.assert_alone(edited(ALONE, (S_Q[0], [S_Q[0] + ", gsb0"])), "serialised, S")
+        self.assert_alone(edited(ALONE, (PART_2[1], [PART_2[1].removesuffix(", gsb0")])), "is not committed")
+        self.assert_alone(edited(ALONE, (PART_2[1], [])), "3 QGMMAs of P V")
+        self.assert_alone(edited(ALONE, (EX2_64[-1], [])), "31 EX2")
+        self.assert_alone(edited(ALONE, (EX2_64[-1], [EX2_64[-1], "STL [R1], R3"])), "local memory")
 
     def test_command(self):
         # Listings stand in for the objects and cat for the disassembler.

@@ -1,4 +1,5 @@
-// exp2, log2, maximum, reductions over a quad, exchange and maximum in a warp, conversion to 16 and 8 bits.
+// exp2, log2, maximum, reductions over a quad, exchange and maximum in a warp, conversion to 16 and 8 bits, permutation
+// of bytes.
 #pragma once
 
 #include <algorithm>
@@ -265,6 +266,36 @@ TEST_P(Math, Pack4E4m3RoundsToNearestEvenAndSaturates) {
   const std::vector<std::uint32_t> got = packed.read();
   for (std::size_t i = 0; i < values.size(); ++i)
     EXPECT_EQ(got[i / 4] >> 8 * (i % 4) & 0xff, from_float<E4m3>(values[i]).bits) << values[i];
+}
+
+/// Of one pair of words by many selectors.
+struct PermuteBytes {
+  static constexpr int threads = 128;
+  struct Arguments {
+    std::uint32_t low, high;
+    const std::uint32_t* selector;
+    int count;
+    std::uint32_t* result;
+  };
+  struct Shared {};
+  HOPPER_FUNCTION static void run(Shared&, const Arguments& args) {
+    for (int i = rank(); i < args.count; i += threads)
+      args.result[i] = hopper::permute_bytes(args.low, args.high, args.selector[i]);
+  }
+};
+
+TEST_P(Math, PermuteBytesTakesAnyFourOfEight) {
+  // 0x80 and above: no digit may take a byte's sign.
+  const std::uint8_t bytes[8] = {0x11, 0x92, 0x33, 0xf4, 0x85, 0x06, 0xe7, 0x78};
+  std::vector<std::uint32_t> selectors;
+  for (std::uint32_t digits = 0; digits < 4096; ++digits)  // of eight values each
+    selectors.push_back((digits & 7) | (digits >> 3 & 7) << 4 | (digits >> 6 & 7) << 8 | (digits >> 9) << 12);
+  Buffer<std::uint32_t> selector(selectors), result(selectors.size(), 0u);
+  launch<PermuteBytes>({0xf4339211, 0x78e70685, selector.data(), int(selectors.size()), result.data()});
+  const std::vector<std::uint32_t> got = result.read();
+  for (std::size_t i = 0; i < selectors.size(); ++i)
+    for (int byte = 0; byte < 4; ++byte)
+      ASSERT_EQ(got[i] >> 8 * byte & 0xff, bytes[selectors[i] >> 4 * byte & 7]) << std::hex << selectors[i];
 }
 
 struct AcrossWarp {

@@ -159,4 +159,46 @@ TEST_P(MatrixMove, RowAddressesAreFree) {
   expect_equal(loaded.read(), expected_back);
 }
 
+/// ldmatrix.trans from a permutation of 32 chunks.
+struct LoadTransposed {
+  static constexpr int threads = 128;
+  struct Arguments {
+    const Chunk* chunk;  // 4 warps x 32
+    Chunk* fragment;     // by thread
+  };
+  struct Shared {
+    Chunk chunk[4][32];
+  };
+  HOPPER_FUNCTION static void run(Shared& shared, const Arguments& args) {
+    copy_in(shared.chunk, args.chunk, sizeof(shared.chunk), threads);
+    hopper::cta_sync();
+    const int warp = hopper::warp_of_warpgroup();
+    std::uint32_t fragment[4];
+    hopper::ldmatrix_x4_transposed(fragment,
+                                   hopper::shared_address(&shared.chunk[warp][(7 * hopper::lane() + 1) % 32]));
+    args.fragment[rank()] = {fragment[0], fragment[1], fragment[2], fragment[3]};
+  }
+};
+
+TEST_P(MatrixMove, LoadTransposedExchangesRowsAndColumns) {
+  const auto element = [](int warp, int chunk, int column) {
+    return std::uint32_t(pattern(std::size_t((32 * warp + chunk) * 8 + column)));
+  };
+  std::vector<Chunk> chunks(128), expected(128);
+  for (int i = 0; i < 128; ++i)
+    for (int word = 0; word < 4; ++word)
+      chunks[std::size_t(i)].word[word] = element(i / 32, i % 32, 2 * word) | element(i / 32, i % 32, 2 * word + 1)
+                                                                                  << 16;
+  for (int t = 0; t < 128; ++t)
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      const int warp = t / 32, lane = t % 32;
+      // Row r of a matrix is where lane 8 * matrix + r says.
+      const auto at = [&](int row) { return element(warp, (7 * (8 * matrix + row) + 1) % 32, lane / 4); };
+      expected[std::size_t(t)].word[matrix] = at(2 * (lane % 4)) | at(2 * (lane % 4) + 1) << 16;
+    }
+  Buffer<Chunk> chunk(chunks), fragment(128, Chunk{});
+  launch<LoadTransposed>({chunk.data(), fragment.data()});
+  expect_equal(fragment.read(), expected);
+}
+
 }  // namespace fa3::hopper_test

@@ -5,4 +5,5 @@
 #include "matrix_move_test.hpp"
 #include "thread_test.hpp"
 #include "tma_test.hpp"
+#include "transpose_test.hpp"
 #include "wgmma_test.hpp"

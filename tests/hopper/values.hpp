@@ -1,4 +1,4 @@
-// Host side of the tests: 16-bit elements, tiles as bytes, random numbers.
+// Host side of the tests: elements of 16 and 8 bits, tiles as bytes, random numbers.
 #pragma once
 
 #include <cmath>
@@ -13,9 +13,12 @@
 
 namespace fa3::hopper_test {
 
-inline const char* name(Element element) { return element == Element::f16 ? "f16" : "bf16"; }
+inline const char* name(Element element) {
+  return element == Element::f16 ? "f16" : element == Element::bf16 ? "bf16" : "e4m3";
+}
 
 inline std::uint16_t to_bits(Element element, double value) {
+  if (element == Element::e4m3) return from_float<E4m3>(float(value)).bits;
   return element == Element::f16 ? from_float<Half>(float(value)).bits : from_float<Bfloat16>(float(value)).bits;
 }
 inline float to_value(Element element, std::uint16_t bits) {
@@ -61,10 +64,15 @@ inline std::vector<Chunk> tile_image(int rows, int columns, const std::function<
     }
   return image;
 }
-/// An operand; its padding is NaN, because no product may read it.
+/// An operand; its padding is NaN, because no product may read it. Of e4m3 two elements are a column of the tile.
 inline std::vector<Chunk> tile_image(Element element, const Matrix& matrix) {
-  return tile_image(matrix.rows, matrix.columns,
-                    [&](int row, int column) { return to_bits(element, matrix(row, column)); },
+  const int packed = hopper::per_16_bits(element);
+  return tile_image(matrix.rows, matrix.columns / packed,
+                    [&](int row, int column) {
+                      std::uint16_t bits = to_bits(element, matrix(row, packed * column));
+                      if (packed == 2) bits = std::uint16_t(bits | to_bits(element, matrix(row, 2 * column + 1)) << 8);
+                      return bits;
+                    },
                     {0x7fff7fff, 0x7fff7fff, 0x7fff7fff, 0x7fff7fff});
 }
 

@@ -42,7 +42,7 @@ HOPPER_FUNCTION void write(float* to, const hopper::Accumulator<columns>& acc) {
   for_each_value<columns>([&](int i, int at) { to[at] = acc.value[i]; });
 }
 
-/// The A operand of 64 x depth in registers, thread by thread.
+/// The A operand of 64 x depth in registers, thread by thread, of 16 bits.
 inline std::vector<std::uint32_t> fragments(Element element, const Matrix& a) {
   std::vector<std::uint32_t> fragment;
   for (int t = 0; t < 128; ++t)
@@ -51,6 +51,20 @@ inline std::vector<std::uint32_t> fragments(Element element, const Matrix& a) {
         const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i % 2), column = k + 2 * (t % 4) + 8 * (i / 2);
         fragment.push_back(to_bits(element, a(row, column)) | std::uint32_t(to_bits(element, a(row, column + 1)))
                                                                   << 16);
+      }
+  return fragment;
+}
+
+/// The same of e4m3.
+inline std::vector<std::uint32_t> fragments_e4m3(const Matrix& a) {
+  std::vector<std::uint32_t> fragment;
+  for (int t = 0; t < 128; ++t)
+    for (int k = 0; k < a.columns; k += 32)
+      for (int i = 0; i < 4; ++i) {
+        const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i % 2), column = k + 16 * (i / 2) + 4 * (t % 4);
+        std::uint32_t four = 0;
+        for (int e = 0; e < 4; ++e) four |= std::uint32_t(to_bits(Element::e4m3, a(row, column + e))) << 8 * e;
+        fragment.push_back(four);
       }
   return fragment;
 }
@@ -81,9 +95,17 @@ inline Matrix operand_a(int rows, int depth, unsigned seed) {
   return a;
 }
 
+/// The same of e4m3, which has no infinity, and whose sums the tensor core keeps in few bits: they stay below 2^12.
+inline Matrix operand_a_e4m3(int rows, int depth, unsigned seed) {
+  Matrix a = integers(rows, depth, 3, seed);
+  a(rows - 3, depth - 5) = std::numeric_limits<double>::quiet_NaN();
+  return a;
+}
+
 constexpr int ss_rows = 192;
 
-/// D = A B^T by issue_abt: three warpgroups, 64 rows each; what D held before must not matter.
+/// D = A B^T by issue_abt: three warpgroups, 64 rows each; what D held before must not matter. `depth` counts columns
+/// of the tiles, which are pairs of e4m3.
 template <Element element_, int columns_, int depth_>
 struct ProductSS {
   static constexpr Element element = element_;
@@ -118,7 +140,9 @@ TEST_P(Wgmma, ProductsOfSharedOperands) {
   const auto test = [&]<class Kernel>(Kernel) {
     SCOPED_TRACE(testing::Message() << name(Kernel::element) << ", " << Kernel::columns << " columns, depth "
                                     << Kernel::depth);
-    const Matrix a = operand_a(ss_rows, Kernel::depth, 1), b = integers(Kernel::columns, Kernel::depth, 8, 2);
+    constexpr bool e4m3 = Kernel::element == Element::e4m3;
+    const Matrix a = e4m3 ? operand_a_e4m3(ss_rows, 2 * Kernel::depth, 1) : operand_a(ss_rows, Kernel::depth, 1);
+    const Matrix b = integers(Kernel::columns, a.columns, e4m3 ? 3 : 8, 2);
     Buffer<Chunk> a_image(tile_image(Kernel::element, a)), b_image(tile_image(Kernel::element, b));
     Buffer<float> c(std::size_t(ss_rows) * Kernel::columns, std::numeric_limits<float>::quiet_NaN());
     Buffer<float> d(std::size_t(ss_rows) * Kernel::columns, 0.0f);
@@ -129,6 +153,11 @@ TEST_P(Wgmma, ProductsOfSharedOperands) {
     constexpr kernels::ForwardConfig config = kernels::forward_rows[row].config;
     test(ProductSS<config.element, config.tile_kv, config.d>{});
   });
+  test(ProductSS<Element::e4m3, 128, 16>{});
+  test(ProductSS<Element::e4m3, 128, 32>{});
+  test(ProductSS<Element::e4m3, 128, 64>{});
+  test(ProductSS<Element::e4m3, 128, 96>{});
+  test(ProductSS<Element::e4m3, 128, 128>{});
 }
 
 /// D = A B by issue_ab, both operands in shared memory: two warpgroups, each 64 rows of A, or some columns of B. For
@@ -365,6 +394,68 @@ TEST_P(Wgmma, ProductsOfARegisterOperand) {
     constexpr kernels::ForwardConfig config = kernels::forward_rows[row].config;
     test(ProductRS<config.element, config.tile_kv, config.d_v>{});
   });
+}
+
+/// D = A B^T by issue_abt, A in registers, of e4m3, B being rows [first_row, first_row + columns) of a larger tile, of
+/// which the others are NaN; `depth` counts pairs. What D held before must not matter.
+template <int depth_, int columns_, int first_row_>
+struct ProductRSOfE4m3 {
+  static constexpr int threads = 128, depth = depth_, columns = columns_, first_row = first_row_;
+  static constexpr int b_rows = first_row + columns + 8;
+  using B = hopper::SharedTile<b_rows, depth>;
+  struct Arguments {
+    const std::uint32_t* a;  // fragments_e4m3()
+    const Chunk* b;
+    const float* c;
+    float* d;
+  };
+  struct Shared {
+    B b;
+  };
+  HOPPER_FUNCTION static void run(Shared& shared, const Arguments& args) {
+    copy_in(&shared.b, args.b, B::bytes, threads);
+    hopper::fence_async_shared();
+    hopper::cta_sync();
+    hopper::OperandA<depth> a;
+    const std::uint32_t* mine = args.a + rank() * (depth / 4);
+    HOPPER_UNROLL
+    for (int i = 0; i < depth / 4; ++i) a.value[i] = mine[i];
+    hopper::Accumulator<columns> acc;
+    read(acc, args.c);
+    hopper::issue_abt<Element::e4m3>(acc, a, shared.b, first_row);
+    hopper::wgmma_commit();
+    hopper::wgmma_wait<0>(acc);
+    write(args.d, acc);
+  }
+};
+
+TEST_P(Wgmma, ProductsOfARegisterOperandOfE4m3) {
+  const auto test = [&]<class Kernel>(Kernel) {
+    SCOPED_TRACE(testing::Message() << "depth " << 2 * Kernel::depth << ", rows from " << Kernel::first_row << ", "
+                                    << Kernel::columns << " columns");
+    constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+    const Matrix a = operand_a_e4m3(64, 2 * Kernel::depth, 6), b = integers(Kernel::columns, a.columns, 3, 7);
+    Matrix tile(Kernel::b_rows, a.columns);
+    for (int row = 0; row < tile.rows; ++row)
+      for (int k = 0; k < tile.columns; ++k) {
+        const int mine = row - Kernel::first_row;
+        tile(row, k) = mine >= 0 && mine < Kernel::columns ? b(mine, k) : nan;
+      }
+    Buffer<std::uint32_t> a_fragments(fragments_e4m3(a));
+    Buffer<Chunk> b_image(tile_image(Element::e4m3, tile));
+    Buffer<float> c(std::size_t(64 * Kernel::columns), std::numeric_limits<float>::quiet_NaN());
+    Buffer<float> d(std::size_t(64 * Kernel::columns), 0.0f);
+    launch<Kernel>({a_fragments.data(), b_image.data(), c.data(), d.data()});
+    expect_equal(d.read(), product(a, b, true, Matrix(64, Kernel::columns)));
+  };
+  test(ProductRSOfE4m3<64, 16, 0>{});
+  test(ProductRSOfE4m3<64, 16, 8>{});
+  test(ProductRSOfE4m3<64, 32, 96>{});
+  test(ProductRSOfE4m3<64, 64, 64>{});
+  test(ProductRSOfE4m3<64, 128, 0>{});
+  test(ProductRSOfE4m3<64, 128, 128>{});
+  test(ProductRSOfE4m3<16, 64, 16>{});
+  test(ProductRSOfE4m3<48, 32, 32>{});
 }
 
 /// The dataflow of attention without its softmax: O = round(Q K0^T) V0 + round(Q K1^T) V1 for two warpgroups.

@@ -15,10 +15,11 @@ std::uint64_t ceil_div(std::int64_t a, std::int64_t b) { return std::uint64_t((a
 /// Of one head. Full or causal: what a range of rows needs is the blocks of its last row, from the first block on.
 struct Work {
   std::uint64_t items = 0, tiles = 0;
-  std::uint64_t loaded = 0;    // key blocks per CTA: those any row of its item sees
-  std::uint64_t computed = 0;  // key blocks per warpgroup: those any of its rows sees
-  std::uint64_t redone = 0;    // key blocks per warp: those in which rows see their first keys, but for its first block
-  std::uint64_t raised = 0;    // rows that do
+  std::uint64_t loaded = 0;     // key blocks per CTA: those any row of its item sees
+  std::uint64_t computed = 0;   // key blocks per warpgroup: those any of its rows sees
+  std::uint64_t attending = 0;  // warpgroups that compute any
+  std::uint64_t redone = 0;  // key blocks per warp: those in which rows see their first keys, but for its first block
+  std::uint64_t raised = 0;  // rows that do
 
   Work(const kernels::ForwardConfig& config, const ForwardProblem& problem) {
     const std::int64_t rows_per_item = config.cluster * config.tile_q;
@@ -34,6 +35,7 @@ struct Work {
     for (std::int64_t warpgroup = 0; warpgroup < end; warpgroup += 64) {
       const std::uint64_t walk = blocks(warpgroup, 64);
       computed += walk;
+      attending += walk > 0;
       for (std::int64_t warp = warpgroup; warp < warpgroup + 64; warp += 16)
         for (std::uint64_t block = 0; block + 1 < walk; ++block) {
           std::uint64_t first_keys = 0;
@@ -55,7 +57,8 @@ class Counters : public testing::TestWithParam<int> {
     const kernels::ForwardConfig& config = row.config;
     check::Case c;
     c.name = std::string(row.name) + "/counters";
-    c.dtype = config.element == hopper::Element::f16 ? FA3_F16 : FA3_BF16;
+    c.dtype = kernels::dtype_of(config.element);
+    if (config.fp8()) c.k.scales = check::Scales::head;  // stored and read for every block whatever they are
     c.d = config.d;
     c.d_v = config.d_v;
     // With a causal mask more items than a static schedule deals out.
@@ -78,33 +81,55 @@ class Counters : public testing::TestWithParam<int> {
     const std::uint64_t loaded = heads * head.loaded, computed = heads * head.computed;
     ASSERT_TRUE(!causal || items > std::uint64_t(attention::few_rounds * run.ctas / config.cluster));
     const std::uint64_t tile_q = config.tile_q, tile_kv = config.tile_kv, d = config.d, d_v = config.d_v;
-    const std::uint64_t moved_d = hopper::stored_columns(config.d), moved_d_v = hopper::stored_columns(config.d_v);
+    const std::uint64_t moved_d = hopper::stored_columns(config.stored_d());
+    const std::uint64_t moved_d_v = hopper::stored_columns(config.stored_d_v());
     const std::uint64_t threads = 128 * std::uint64_t(config.consumer_warpgroups());
-    const std::uint64_t staged = config.output == attention::Output::by_registers ? 0 : tiles;
     const simulator::Counters& counters = run.counters;
     EXPECT_EQ(counters.tma_load_bytes, tiles * 2 * tile_q * moved_d + loaded * 2 * tile_kv * (moved_d + moved_d_v));
+    EXPECT_EQ(counters.wgmma_flops, computed * 2 * 64 * tile_kv * (d + d_v));
+    EXPECT_EQ(counters.bank_conflicts, 0u);
+    // A tile's record: written once, read by every consumer thread; each CTA gets one more, which says that there are
+    // no more tiles.
+    const std::uint64_t records = (tiles + std::uint64_t(run.ctas)) * (1 + threads) * sizeof(attention::Tile);
+    if (config.fp8()) {
+      // V is read in pieces of 64 keys of 16 features, two at a time by each of three warps; beyond the end the last
+      // one again.
+      std::uint64_t read = 0;
+      const std::uint64_t pieces = tile_kv / 64 * (d_v / 16);
+      for (std::uint64_t warp = 0; warp < 3; ++warp) read += 2 * ((pieces - warp + 5) / 6);
+      EXPECT_EQ(counters.tma_store_bytes, 0u);
+      EXPECT_EQ(counters.ldmatrix_bytes, loaded * read * 64 * 16);
+      EXPECT_EQ(counters.stmatrix_bytes, loaded * tile_kv * d_v);
+      EXPECT_EQ(counters.wgmma_a_bytes, computed * 64 * d);
+      EXPECT_EQ(counters.wgmma_b_bytes, computed * tile_kv * (d + d_v));
+      EXPECT_EQ(counters.wgmma_instructions,
+                computed * (d / 32 + d_v / std::uint64_t(config.pv_columns) * tile_kv / 32));
+      // Every row gets its m once. Four threads hold it.
+      EXPECT_EQ(counters.exp2, computed * 64 * tile_kv + heads * head.attending * 64 * 4);
+      // A block's two scales, and of every block and the end of them whether it is the end.
+      EXPECT_EQ(counters.ordinary_bytes, records + loaded * 8 + computed * 128 * 8 + std::uint64_t(run.ctas) * 4 +
+                                             (loaded + std::uint64_t(run.ctas)) * 96 * 4);
+      return;
+    }
+    const std::uint64_t staged = config.output == attention::Output::by_registers ? 0 : tiles;
     EXPECT_EQ(counters.tma_store_bytes, staged * 2 * tile_q * moved_d_v);
     EXPECT_EQ(counters.stmatrix_bytes, staged * 2 * tile_q * d_v);
     EXPECT_EQ(counters.wgmma_a_bytes, computed * 2 * 64 * d);
     EXPECT_EQ(counters.wgmma_b_bytes, computed * 2 * tile_kv * (d + d_v));
     EXPECT_EQ(counters.wgmma_instructions, computed * (d / 16 + tile_kv / 16));
-    EXPECT_EQ(counters.wgmma_flops, computed * 2 * 64 * tile_kv * (d + d_v));
     // Four threads hold a row, and each needs the factor from no m to the first.
     EXPECT_EQ(counters.exp2, computed * 64 * tile_kv + heads * (head.redone * 16 * tile_kv + head.raised * 4));
-    EXPECT_EQ(counters.bank_conflicts, 0u);
     EXPECT_EQ(counters.ldmatrix_bytes, 0u);
-    // A tile's record: written once, read by every consumer thread; each CTA gets one more, which says that there are
-    // no more tiles. A cluster that asks for its items hands each over, and that there are no more: one word.
+    // A cluster that asks for its items hands each over, and that there are no more: one word.
     const std::uint64_t handed_over = config.cluster > 1 && causal ? items : 0;
-    EXPECT_EQ(counters.ordinary_bytes,
-              (tiles + std::uint64_t(run.ctas)) * (1 + threads) * sizeof(attention::Tile) + handed_over * 2 * 4);
+    EXPECT_EQ(counters.ordinary_bytes, records + handed_over * 2 * 4);
   }
 };
 
 TEST_P(Counters, AreThoseOfTheModel) { expect_those_of_the_model(false); }
 TEST_P(Counters, AreThoseOfTheModelWhereRowsSeeDifferentKeys) { expect_those_of_the_model(true); }
 
-INSTANTIATE_TEST_SUITE_P(Sim, Counters, testing::Range(0, kernels::rows_of_16_bits),
+INSTANTIATE_TEST_SUITE_P(Sim, Counters, testing::Range(0, kernels::forward_row_count),
                          [](const auto& info) { return std::string(kernels::forward_rows[info.param].name); });
 
 }  // namespace

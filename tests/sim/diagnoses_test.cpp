@@ -228,6 +228,30 @@ TEST_F(Diagnoses, BadDescriptors) {
       {"wgmma descriptor: a[0]", "is read with a swizzle of 64 bytes", "wrote it with one of 128"});
 }
 
+TEST_F(Diagnoses, OperandsOfE4m3AcrossTheDepth) {
+  const auto product = [&]<class Issue>(Issue issue) {
+    return run([&](Shared& shared) {
+      load_operands(shared);
+      hopper::Accumulator<64> s{};
+      hopper::wgmma_fence();
+      issue(s, hopper::descriptor(hopper::shared_address(&shared.a), 16, 1024),
+            hopper::descriptor(hopper::shared_address(&shared.b), 16, 1024));
+      hopper::wgmma_commit();
+      hopper::wgmma_wait<0>(s);
+    });
+  };
+  using hopper::Major;
+  using Instruction = hopper::WgmmaSS<hopper::Element::e4m3, 64>;
+  EXPECT_EQ(product([](auto& s, std::uint64_t a, std::uint64_t b) { Instruction::issue<0>(s.value, a, b); }), "");
+  expect_says(
+      product([](auto& s, std::uint64_t a, std::uint64_t b) { Instruction::issue<0, Major::across>(s.value, a, b); }),
+      {"wgmma: operands of e4m3 must be contiguous along the depth"});
+  expect_says(product([](auto& s, std::uint64_t a, std::uint64_t b) {
+                Instruction::issue<0, Major::depth, Major::across>(s.value, a, b);
+              }),
+              {"wgmma: operands of e4m3 must be contiguous along the depth"});
+}
+
 TEST_F(Diagnoses, ThreadsOfAWarpgroupDisagree) {
   expect_says(run([&](Shared& shared) {
                 load_operands(shared);

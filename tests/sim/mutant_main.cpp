@@ -28,7 +28,8 @@ MutantCase case_named(const std::string& name) {
   MutantCase made;
   check::Case& c = made.c;
   c.name = name;
-  c.dtype = config.element == hopper::Element::f16 ? FA3_F16 : FA3_BF16;
+  c.dtype = kernels::dtype_of(config.element);
+  if (config.fp8()) c.q.scales = c.k.scales = c.v.scales = check::Scales::block;
   c.d = config.d;
   c.d_v = config.d_v;
   constexpr int rows = config.cluster * config.tile_q;  // of an item
@@ -95,9 +96,10 @@ MutantCase case_named(const std::string& name) {
     c.seqlen_q = 20;
     c.seqlen_k = 40;
     c.causal = true;
-  } else if (name == "clipped") {  // one row less and eight columns less than the tile has
+  } else if (name == "clipped") {  // one row less and some columns less than the tile has
     c.heads = 2;
-    c.d_v -= 8;
+    c.d_v -= config.fp8() ? 16 : 8;
+    c.o_dtype = FA3_BF16;  // of e4m3 rows
     c.seqlen_q = config.tile_q - 1;
     c.seqlen_k = config.tile_kv;
   } else if (name == "neighbours") {

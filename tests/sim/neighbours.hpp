@@ -1,6 +1,7 @@
 // Whether a row's bits depend on the other rows of its tile.
 #pragma once
 
+#include <cstddef>
 #include <cstring>
 #include <functional>
 #include <string>
@@ -12,22 +13,32 @@
 
 namespace fa3::test {
 
-/// Runs `problem`, of one dense head, and again with every third row of q 64 times as large. Throws Failure if a bit
-/// of O or LSE of the other rows changes.
+/// Every third row of q, [rows, d], 64 times as large.
+template <class T>
+std::vector<std::byte> with_other_neighbours(const ForwardProblem& problem) {
+  const auto rows = std::size_t(problem.seqlen_q), d = std::size_t(problem.d);
+  std::vector<std::byte> bytes(rows * d * sizeof(T));
+  std::memcpy(bytes.data(), problem.q.data, bytes.size());
+  for (std::size_t i = 0; i < rows * d; ++i) {
+    if (i / d % 3 != 0) continue;
+    T x;
+    std::memcpy(&x, bytes.data() + i * sizeof(T), sizeof(T));
+    x = from_float<T>(64 * to_float(x));
+    std::memcpy(bytes.data() + i * sizeof(T), &x, sizeof(T));
+  }
+  return bytes;
+}
+
+/// Runs `problem`, of one dense head, and again with other neighbours. Throws Failure if a bit of O or LSE of the other
+/// rows changes.
 inline void run_with_other_neighbours(const ForwardProblem& problem,
                                       const std::function<void(const ForwardProblem&)>& run) {
   run(problem);
-  const auto rows = std::size_t(problem.seqlen_q), d = std::size_t(problem.d), d_v = std::size_t(problem.d_v);
-  const auto* q = static_cast<const std::uint16_t*>(problem.q.data);
-  std::vector<std::uint16_t> other_q(q, q + rows * d), other_o(rows * d_v);
+  const auto rows = std::size_t(problem.seqlen_q), d_v = std::size_t(problem.d_v);
+  std::vector<std::byte> other_q =
+      with_input_dtype(problem.dtype, [&]<class T>(T) { return with_other_neighbours<T>(problem); });
+  std::vector<std::uint16_t> other_o(rows * d_v);
   std::vector<float> other_lse(rows);
-  for (std::size_t i = 0; i < other_q.size(); ++i) {
-    if (i / d % 3 != 0) continue;
-    if (problem.dtype == FA3_F16)
-      other_q[i] = from_float<Half>(64 * to_float(Half{other_q[i]})).bits;
-    else
-      other_q[i] = from_float<Bfloat16>(64 * to_float(Bfloat16{other_q[i]})).bits;
-  }
   ForwardProblem other = problem;
   other.q.data = other_q.data();
   other.o.data = other_o.data();

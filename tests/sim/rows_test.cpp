@@ -1,5 +1,5 @@
 // Every row of the kernel table on the simulator, over cases made to fit its tiles, under every completion policy (bf16
-// rows under the random one in the full suite only). All
+// rows, and e4m3 rows in the cases that all have, under the random one in the full suite only). All
 // runs of a case must give the same bits, and these must be right (check::judge).
 #include <gtest/gtest.h>
 
@@ -26,7 +26,8 @@ enum { q_tensor, k_tensor, v_tensor };
 check::Case base(const Row& row, const std::string& name, std::int64_t seqlen_q, std::int64_t seqlen_k, bool causal) {
   check::Case c;
   c.name = std::string(row.name) + "/" + name;
-  c.dtype = row.config.element == hopper::Element::f16 ? FA3_F16 : FA3_BF16;
+  c.dtype = kernels::dtype_of(row.config.element);
+  if (row.config.fp8()) c.q.scales = c.k.scales = c.v.scales = check::Scales::block;
   c.d = row.config.d;
   c.d_v = row.config.d_v;
   c.seqlen_q = seqlen_q;
@@ -82,8 +83,8 @@ const NamedCase cases[] = {
     {"narrow",
      [](const Row& row, const char* name) {  // features that TMA pads
        check::Case c = base(row, name, 70, row.config.tile_kv + 30, true);
-       c.d = std::max<std::int64_t>(8, c.d - 56);
-       c.d_v = std::max<std::int64_t>(8, c.d_v - 24);
+       c.d = row.config.fp8() ? c.d - 48 : std::max<std::int64_t>(8, c.d - 56);
+       c.d_v = row.config.fp8() ? c.d_v - 16 : std::max<std::int64_t>(8, c.d_v - 24);
        c.lse = check::LseLayout::transposed;
        return c;
      }},
@@ -136,10 +137,12 @@ const NamedCase cases[] = {
        return c;
      }},
     {"unaligned_rows",
-     [](const Row& row, const char* name) {  // all four tensors go through the workspace
+     [](const Row& row,
+        const char* name) {  // all four tensors go through the workspace; of e4m3 rows O is stored as is
        check::Case c = base(row, name, 40, row.config.tile_kv + 1, true);
        c.heads = c.kv_heads = 2;
-       c.q.layout = c.k.layout = c.v.layout = c.o.layout = check::Layout::padded;
+       c.o.layout = check::Layout::padded;
+       if (!row.config.fp8()) c.q.layout = c.k.layout = c.v.layout = check::Layout::padded;
        return c;
      }},
     {"transposed_and_repeated",
@@ -204,6 +207,61 @@ const NamedCase cluster_cases[] = {
      }},
 };
 
+/// One warpgroup has rows, `keys` keys, and O is bf16.
+check::Case of_keys(const Row& row, const char* name, std::int64_t keys) {
+  check::Case c = base(row, name, 64, keys, false);
+  c.o_dtype = FA3_BF16;
+  return c;
+}
+
+/// For e4m3 rows only.
+const NamedCase fp8_cases[] = {
+    {"keys_127", [](const Row& row, const char* name) { return of_keys(row, name, 127); }},
+    {"keys_129", [](const Row& row, const char* name) { return of_keys(row, name, 129); }},
+    {"keys_300", [](const Row& row, const char* name) { return of_keys(row, name, 300); }},
+    {"bf16_output",
+     [](const Row& row, const char* name) {  // the last columns of both are clipped
+       check::Case c = base(row, name, 129, 257, true);
+       c.o_dtype = FA3_BF16;
+       c.d_v -= 16;
+       c.o.layout = check::Layout::bhsd;
+       return c;
+     }},
+    {"no_scales",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, 70, 300, false);
+       c.q.scales = c.k.scales = c.v.scales = check::Scales::none;
+       return c;
+     }},
+    {"head_scales",
+     [](const Row& row, const char* name) {
+       check::Case c = base(row, name, 70, 130, true);
+       c.batch = c.kv_heads = 2;
+       c.heads = 4;
+       c.q.scales = c.k.scales = c.v.scales = check::Scales::head;
+       return c;
+     }},
+    {"wild_scales",
+     [](const Row& row, const char* name) {  // in more blocks than there are stages; of q two blocks in a tile
+       check::Case c = base(row, name, 140, (row.config.stages + 1) * row.config.tile_kv - 9, true);
+       c.heads = 2;
+       c.o_dtype = FA3_BF16;
+       c.q.scales = check::Scales::transposed;
+       c.k.scales = c.v.scales = check::Scales::wild;
+       return c;
+     }},
+    {"nan_of_one_head",
+     [](const Row& row, const char* name) {  // the tiles before and after it use the same buffers
+       check::Case c = base(row, name, 20, 2 * row.config.tile_kv + 7, false);
+       c.batch = 2;
+       c.heads = 4;
+       c.kv_heads = 2;
+       c.patches = {{.tensor = v_tensor, .batch = 0, .row = 5, .head = 1, .feature = 3, .value = nan},
+                    {.tensor = k_tensor, .batch = 1, .row = -1, .head = 0, .value = nan}};
+       return c;
+     }},
+};
+
 /// Run 0 is eager, run 1 lazy, the others are random; there are one to three SMs, or as many clusters.
 void run(int row, check::Case c, int random_seeds) {
   c.repeats = 2 + random_seeds;
@@ -223,7 +281,8 @@ void run(int row, check::Case c, int random_seeds) {
 }
 
 void run(int row, const std::string& name, int random_seeds) {
-  for (const auto& list : {std::span<const NamedCase>(cases), std::span<const NamedCase>(cluster_cases)})
+  for (const auto& list : {std::span<const NamedCase>(cases), std::span<const NamedCase>(cluster_cases),
+                           std::span<const NamedCase>(fp8_cases)})
     for (const NamedCase& named : list)
       if (named.name == name) return run(row, named.make(kernels::forward_rows[row], named.name), random_seeds);
   FAIL() << "no case is called " << name;
@@ -256,6 +315,7 @@ TEST(SmMargin, ThatLeavesNoSmIsRefusedBeforeAnythingIsWritten) {
 
 class Rows : public testing::TestWithParam<std::tuple<int, std::string>> {};
 class RowsFull : public Rows {};
+class Fp8Rows : public Rows {};
 class Neighbours : public testing::TestWithParam<int> {};
 class SameBits : public testing::TestWithParam<int> {};
 class SeedsFull : public testing::TestWithParam<int> {};
@@ -265,6 +325,8 @@ TEST_P(Rows, AreRight) {
   const auto& [row, name] = GetParam();
   run(row, name, kernels::forward_rows[row].config.element == hopper::Element::f16 ? 2 : 0);
 }
+
+TEST_P(Fp8Rows, AreRight) { run(std::get<0>(GetParam()), std::get<1>(GetParam()), 2); }
 
 TEST_P(RowsFull, AreRightWithManySeeds) { run(std::get<0>(GetParam()), std::get<1>(GetParam()), 20); }
 
@@ -319,18 +381,22 @@ std::vector<int> rows_with_clusters() {
   return rows;
 }
 
-const auto all_rows = testing::Range(0, kernels::rows_of_16_bits);
+const auto all_rows = testing::Range(0, kernels::forward_row_count);
 const auto all_cases = testing::Combine(all_rows, testing::ValuesIn(names_of(cases)));
 const auto all_cluster_cases =
     testing::Combine(testing::ValuesIn(rows_with_clusters()), testing::ValuesIn(names_of(cluster_cases)));
+const auto all_fp8_cases = testing::Combine(testing::Range(kernels::rows_of_16_bits, kernels::forward_row_count),
+                                            testing::ValuesIn(names_of(fp8_cases)));
 const auto both_names = [](const auto& info) {
   return std::string(kernels::forward_rows[std::get<0>(info.param)].name) + "_" + std::get<1>(info.param);
 };
 const auto row_name = [](const auto& info) { return std::string(kernels::forward_rows[info.param].name) + "_"; };
 INSTANTIATE_TEST_SUITE_P(Sim, Rows, all_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(SimClusters, Rows, all_cluster_cases, both_names);
+INSTANTIATE_TEST_SUITE_P(Sim, Fp8Rows, all_fp8_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(Sim, RowsFull, all_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(SimClusters, RowsFull, all_cluster_cases, both_names);
+INSTANTIATE_TEST_SUITE_P(SimFp8, RowsFull, all_fp8_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(Sim, Neighbours, all_rows, row_name);
 INSTANTIATE_TEST_SUITE_P(Sim, SameBits, testing::ValuesIn(rows_with_clusters()), row_name);
 INSTANTIATE_TEST_SUITE_P(Sim, SeedsFull, all_rows, row_name);
