@@ -342,7 +342,7 @@ class Fp8Consumer {
     store_lse(lse, args_, tile, row_of);
   }
 
-  /// A thread has four neighbouring features of every 16 (transpose_v); a quad stores 32 bytes.
+  /// A thread has four neighbouring features of every 16 (Transposer); a quad stores 32 bytes.
   HOPPER_FUNCTION void store(const O& o, const Tile& tile) const {
     const int first_column = 4 * (hopper::lane() % 4);
     HOPPER_UNROLL

@@ -9,7 +9,7 @@ namespace fa3::kernels {
 namespace {
 
 constexpr std::size_t alignment = 256;
-constexpr std::int64_t bytes_each = 2;  // every type with kernels has 16 bits
+constexpr std::int64_t bytes_each = 2;  // tensors of e4m3 are seen as pairs, of 16 bits
 
 /// A dense tensor of the same elements; dimensions that repeat (stride 0 over heads or batch) stay repeated.
 TensorRef packed_like(const char* name, const TensorRef& tensor, std::size_t& bytes) {
