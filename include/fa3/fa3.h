@@ -116,7 +116,9 @@ typedef struct fa3_forward_params {
   int32_t reserved;  /* 0 */
 
   /* Of e4m3 only, else all zero. Then q, k and v are e4m3, aligned to 16 bytes, all strides but stride[3] multiples of
-   * 16; o is f16 or bf16. P is rounded to e4m3, too; sums are f32 (docs/numerics.md, FP8). */
+   * 16; on cuda they may repeat batch entries and heads by stride 0, but not overlap otherwise. o is f16 or bf16. P is
+   * rounded to e4m3, too. On cuda the tensor core adds products of e4m3 with fewer bits than f32 has; all other sums
+   * are f32 (docs/numerics.md, FP8). */
   fa3_scales q_scale;
   fa3_scales k_scale;
   fa3_scales v_scale;
@@ -176,7 +178,7 @@ typedef struct fa3_quantize_params {
 
   fa3_tensor x;     /* [batch, seqlen, heads, d], f16 or bf16; on cpu also f32 */
   fa3_tensor y;     /* [batch, seqlen, heads, d], e4m3, written; must not overlap x or itself */
-  fa3_scales scale; /* of y; written unless given. A head of zeros gets scale 1 */
+  fa3_scales scale; /* of y; written unless given or x has no elements. A head of zeros gets scale 1 */
 
   const float* rope_cos;    /* NULL: no rotary embedding; else [seqlen, rope_d / 2] */
   const float* rope_sin;    /* likewise */

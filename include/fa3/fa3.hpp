@@ -284,7 +284,7 @@ inline Status quantize_params(const ConstTensor& x, const Tensor& y, const Scale
     params.rope_stride = options.rope->stride;
     params.rope_d = options.rope->features;
     params.rope_interleaved = options.rope->interleaved;
-    if (params.rope_cos == nullptr && params.rope_sin == nullptr && x.shape[0] * x.shape[1] * x.shape[2] > 0)
+    if (params.rope_cos == nullptr && params.rope_sin == nullptr && x.shape[0] > 0 && x.shape[1] > 0 && x.shape[2] > 0)
       return Status(FA3_INVALID_ARGUMENT, "rope: cos and sin are null; leave rope out if it is not wanted");
   }
   return Status();

@@ -87,7 +87,7 @@ struct ForwardConfig {
 
   constexpr bool valid() const {
     if (fp8() != (pv_columns > 0)) return false;
-    // V is transposed in blocks of 32 keys and 16 features; a block has one scale, and its keys are one panel of V^T.
+    // V is transposed 64 keys and 16 features at a time; a block has one scale, and its keys are one panel of V^T.
     if (fp8() && (d % 32 != 0 || d_v % 32 != 0 || tile_kv != 128 || pv_columns % 16 != 0 || d_v % pv_columns != 0 ||
                   output != Output::by_registers || edges != Edges::branch || loads != Loads::producer ||
                   pipeline != Pipeline::none || maximum != Maximum::before || trace))

@@ -38,8 +38,9 @@ HOPPER_FUNCTION auto scales_of_block(const ForwardArguments& args, const Tile& t
 // --------------------------------------------------------------------------------------------------------------------
 // Transposers.
 
-/// Where in V^T and in O a feature stands: of 16 first the even ones, then the odd ones. And a key in V^T and P: keys
-/// 2 t, 2 t + 1, 8 + 2 t, 8 + 2 t + 1 of 16 side by side, as thread t of a quad has their S.
+/// One warp of those that write V^T. Where in V^T and in O a feature stands: of 16 first the even ones, then the odd
+/// ones. And a key in V^T and P: keys 2 t, 2 t + 1, 8 + 2 t, 8 + 2 t + 1 of 16 side by side, as thread t of a quad has
+/// their S.
 template <ForwardConfig config>
 class Transposer {
  public:
@@ -146,7 +147,7 @@ class Fp8Softmax {
     l_[1] += sum[1];
   }
 
-  /// Whether a row's P would be more than 448; what raise() then needs.
+  /// Whether a row's P would leave the range of e4m3; what raise() then needs.
   template <int columns>
   HOPPER_FUNCTION bool will_outgrow(const hopper::Accumulator<columns>& s, float scale) {
     bool any = false;
@@ -190,7 +191,7 @@ class Fp8Softmax {
   // When m is set the largest P is 2^this: far enough below 448 that m is rarely raised, and far above 2^-6, where e4m3
   // begins to lose bits (docs/numerics.md).
   static constexpr float log2_largest = 6.0f;
-  static constexpr float log2_most = 8.75f;  // a little less than 448 from where the conversion rounds up to it
+  static constexpr float log2_most = 8.75f;  // 2^8.75 is a little below 432, from where the conversion rounds to 448
   HOPPER_FUNCTION static float below(float largest) { return largest - log2_largest; }
 
   float m_[2] = {unseen, unseen};
@@ -299,8 +300,6 @@ class Fp8Consumer {
     const BlockWalk item = walk_item<config>(args_, tile);
     const BlockWalk mine =
         BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv, args_.scale.sign != 1.0f);
-    const float q_scale = args_.scale.scale_log2 *
-                          args_.q_scale.of(tile.batch, tile.head, (tile.first_row + 64 * warpgroup_) / config.tile_kv);
     Fp8Softmax softmax;
     O o{};
     int block = item.end - 1;
@@ -309,11 +308,16 @@ class Fp8Consumer {
     if (!mine.empty()) {
       S s;
       P p;
+      // Of rows that exist: there is no scale behind the last. A block of keys has as many rows as a scale.
+      const float q_scale =
+          args_.scale.scale_log2 *
+          args_.q_scale.of(tile.batch, tile.head, (tile.first_row + 64 * warpgroup_) / config.tile_kv);
       const auto weigh = [&](const BlockScales& scales) {
         hopper::wgmma_wait<0>(s);
         release_k();
         if (mine.is_edge(block)) apply_mask(s, args_, tile.first_row + my_row(), block * config.tile_kv);  // [8]
-        exponentiate(s, q_scale * scales.k, p, o, softmax);
+        // At least the smallest normal number: times 0 the -inf of a masked score would be NaN.
+        exponentiate(s, hopper::maximum(q_scale * scales.k, 0x1p-126f), p, o, softmax);
       };
       // [4] [5] First block.
       turn_.take();

@@ -283,18 +283,18 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
   if (args.step == QuantizeStep::given) {
     if (args.scale != nullptr) scale = place_of_scale();
   } else {
-    unsigned* const maximum = args.maxima + batch * args.maxima_of_batch + group;
+    const auto place_of_maximum = [&]() -> unsigned& { return args.maxima[batch * args.maxima_of_batch + group]; };
     std::uint32_t bits;
     bool writes = thread == 0 && part == 0;
     if (args.step == QuantizeStep::from_maxima) {
-      bits = *maximum;
+      bits = place_of_maximum();
       writes = writes && block == 0 && head == group * args.group && (batch == 0 || args.maxima_of_batch != 0);
     } else {
       bits = maximum_of_block(shared, args, thread, most);
     }
     if (args.step == QuantizeStep::maxima) {
       // Mostly another block's is larger, and a look is cheaper than an atomic; the value only grows.
-      if (thread == 0 && bits > *maximum) hopper::atomic_max(maximum, bits);
+      if (thread == 0 && bits > place_of_maximum()) hopper::atomic_max(&place_of_maximum(), bits);
       return;
     }
     scale = scale_of(args.norm * std::bit_cast<float>(bits));

@@ -24,6 +24,7 @@ constexpr std::pair<const char*, Scales> scales[] = {{"none", Scales::none},
                                                      {"block", Scales::block},
                                                      {"transposed", Scales::transposed},
                                                      {"wild", Scales::wild},
+                                                     {"tiny", Scales::tiny},
                                                      {"repeat", Scales::repeat},
                                                      {"repeat_block", Scales::repeat_block}};
 constexpr const char* e4m3_keys[] = {"o_dtype", "descale", "q_descale", "k_descale", "v_descale"};

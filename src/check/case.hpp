@@ -34,6 +34,7 @@ enum class Scales {
   block,        // one for each block, exponents -1..1
   transposed,   // the same, in memory [block, head, batch]
   wild,         // the same, exponents -4..2
+  tiny,         // the same, exponents -85..-83: the product of two is 0 in f32
   repeat,       // one for all, of each head (stride 0)
   repeat_block  // the same, of each block
 };

@@ -193,7 +193,8 @@ void add_scales(Memory& memory, int tensor, const Case& c, Scales scales, int64_
   memory.add(tensor, p, FA3_F32);
   if (p.empty()) return;
   std::mt19937_64 random(seed_of(c.name + tensor_names[tensor]));
-  const double lowest = scales == Scales::wild ? -4 : -1, highest = scales == Scales::wild ? 2 : 1;
+  const double lowest = scales == Scales::wild ? -4 : scales == Scales::tiny ? -85 : -1;
+  const double highest = scales == Scales::wild ? 2 : scales == Scales::tiny ? -83 : 1;
   float* data = static_cast<float*>(memory.first(tensor));
   for_each_row(shape, [&](int64_t b, int64_t h, int64_t block) {
     data[b * p.stride[0] + h * p.stride[1] + block * p.stride[2]] =

@@ -51,7 +51,7 @@ QuantizePlan plan_quantize(const QuantizeProblem& problem) {
   if (problem.seqlen > longest)
     throw Error(FA3_NOT_SUPPORTED, "seqlen is " + std::to_string(problem.seqlen) + "; on cuda it must be at most " +
                                        std::to_string(longest));
-  check_tiles("heads * ceil(seqlen", problem.seqlen, FA3_SCALE_ROWS / parts, problem.heads * problem.batch);
+  check_tiles("heads * ceil(seqlen", problem.seqlen, FA3_SCALE_ROWS, problem.heads * problem.batch * parts);
   plan.ctas = int(problem.batch * problem.heads * problem.blocks()) * parts;
   if (problem.scaling == FA3_SCALING_HEAD)
     plan.workspace_bytes = align(std::size_t(problem.batch * problem.scale_heads) * sizeof(unsigned));
