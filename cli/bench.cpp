@@ -225,8 +225,7 @@ double time_quantize(Device device, const ConstTensor& x, const QuantizeVariant&
 /// The quantiser beside a copy of the tensor it reads.
 int bench_quantize(const BenchOptions& options) {
   check_pass(options);
-  if (options.causal || options.full || options.peers || options.deterministic || options.d_v || options.kv_heads ||
-      options.sm_margin)
+  if (options.causal || options.full || options.peers || options.d_v || options.kv_heads || options.sm_margin)
     throw UsageError(
         "--op quantize knows of the other options only --d, --seqlen, --dtype, --batch, --heads, --mode, --device and "
         "--out");

@@ -202,7 +202,7 @@ void check_e4m3_layout(const char* name, const TensorRef& tensor, int32_t device
     if (tensor.stride[i] % 16 != 0) invalid(given + "; strides of e4m3 must be multiples of 16");
     if (tensor.stride[i] >= int64_t(1) << 40) invalid(given + "; strides of e4m3 must be below 2^40");
   }
-  if (device == FA3_DEVICE_CUDA && !kernels::tma_can_address(tensor))
+  if (device == FA3_DEVICE_CUDA && !kernels::tma_can_address(kernels::pairs_of(tensor)))
     throw Error(FA3_NOT_SUPPORTED, string(name) +
                                        ": on cuda elements of an e4m3 tensor may share memory only by "
                                        "stride 0 of batch or head; its strides are " +

@@ -90,7 +90,7 @@ struct ForwardConfig {
     // V is transposed 64 keys and 16 features at a time; a block has one scale, and its keys are one panel of V^T.
     if (fp8() && (d % 32 != 0 || d_v % 32 != 0 || tile_kv != 128 || pv_columns % 16 != 0 || d_v % pv_columns != 0 ||
                   output != Output::by_registers || edges != Edges::branch || loads != Loads::producer ||
-                  pipeline != Pipeline::none || maximum != Maximum::before || trace))
+                  pipeline != Pipeline::none || maximum != Maximum::before || cluster != 1 || trace))
       return false;
     return d % 16 == 0 && d_v % 16 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&
            tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 && q_buffers >= 1 &&

@@ -62,7 +62,7 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     if constexpr (config.fp8()) {
       const auto scales = scales_of_block<config>(args, tile, block);
       load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block,
-                 [&] { hopper::store_shared(shared.scales.of[k.stage], scales); });
+                 [&] { hopper::store_shared(shared.scales[k.stage], scales); });
     } else {
       load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block, [] {});
     }

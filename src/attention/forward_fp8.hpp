@@ -55,16 +55,16 @@ class Transposer {
       shared_.v_full[at.stage].wait(at.phase);
       if (hopper::load_shared(shared_.vt_state.last[at.stage]) != 0) return;
       shared_.vt_state.empty[at.stage].wait(at.phase ^ 1);
-      transpose(hopper::shared_address(&shared_.v[at.stage]), hopper::shared_address(&shared_.vt.tile[at.stage]));
+      transpose(hopper::shared_address(&shared_.v[at.stage]), hopper::shared_address(&shared_.vt[at.stage]));
       hopper::fence_async_shared();
       release(shared_.vt_state.full[at.stage]);
-      release_to_cluster<config.cluster>(shared_.v_empty[at.stage]);
+      release(shared_.v_empty[at.stage]);
     }
   }
 
  private:
   using V = typename Shared<config>::VTile;
-  using Vt = hopper::SharedTile<config.d_v, config.tile_kv / 2>;
+  using Vt = typename Shared<config>::VtTile;
   static constexpr unsigned warps = Shared<config>::transposer_warps;
   // A piece: 64 keys of 16 features.
   static constexpr unsigned pieces = config.tile_kv / 64 * (config.d_v / 16), at_once = 2;
@@ -236,17 +236,17 @@ class Fp8Consumer {
   /// Returns the block's scales.
   HOPPER_FUNCTION BlockScales issue_s(S& s) {
     shared_.k_full[k_.stage].wait(k_.phase);
-    const BlockScales scales = hopper::load_shared(shared_.scales.of[k_.stage]);
+    const BlockScales scales = hopper::load_shared(shared_.scales[k_.stage]);
     hopper::issue_abt<element>(s, shared_.q[q_.stage], 64 * warpgroup_, shared_.k[k_.stage]);
     hopper::wgmma_commit();
     return scales;
   }
   HOPPER_FUNCTION void issue_pv(Part& pv, const P& p, int part) {
-    hopper::issue_abt<element>(pv, p, shared_.vt.tile[vt_.stage], config.pv_columns * part);
+    hopper::issue_abt<element>(pv, p, shared_.vt[vt_.stage], config.pv_columns * part);
     hopper::wgmma_commit();
   }
   HOPPER_FUNCTION void release_k() {
-    release_to_cluster<config.cluster>(shared_.k_empty[k_.stage]);
+    release(shared_.k_empty[k_.stage]);
     ++k_;
   }
   HOPPER_FUNCTION void release_v() {

@@ -34,18 +34,13 @@ struct Shared {
   using VTile = hopper::SharedTile<config.tile_kv, config.stored_d_v()>;
   using OTile = hopper::SharedTile<config.tile_q, config.d_v>;
   static constexpr int transposer_warps = 3;
-  struct TransposedV {
-    hopper::SharedTile<config.d_v, config.tile_kv / 2> tile[config.stages];  // pairs of keys
-  };
+  using VtTile = hopper::SharedTile<config.d_v, config.tile_kv / 2>;  // pairs of keys
   struct TransposedState {
     hopper::Mbarrier full[config.stages], empty[config.stages];
     int last[config.stages];  // 1: what comes in this buffer of V is not a block, but the end
   };
   struct alignas(8) BlockScales {
     float k, v;
-  };
-  struct AllScales {
-    BlockScales of[config.stages];  // of K's stages; each comes with its K
   };
   template <int>
   struct Nothing {};  // one type for each member: two empty members of one type may not share an address
@@ -54,9 +49,10 @@ struct Shared {
   KTile k[config.stages];
   VTile v[config.stages];
   [[no_unique_address]] std::conditional_t<config.output == Output::own_buffer, OTile, Nothing<0>> own_o;
-  [[no_unique_address]] std::conditional_t<config.fp8(), TransposedV, Nothing<2>> vt;
+  [[no_unique_address]] std::conditional_t<config.fp8(), VtTile[config.stages], Nothing<2>> vt;
   [[no_unique_address]] std::conditional_t<config.fp8(), TransposedState, Nothing<3>> vt_state;
-  [[no_unique_address]] std::conditional_t<config.fp8(), AllScales, Nothing<4>> scales;
+  [[no_unique_address]] std::conditional_t<config.fp8(), BlockScales[config.stages], Nothing<4>>
+      scales;  // each with its K
   hopper::Mbarrier q_full[config.q_buffers], q_empty[config.q_buffers];
   hopper::Mbarrier k_full[config.stages], k_empty[config.stages];
   hopper::Mbarrier v_full[config.stages], v_empty[config.stages];
@@ -74,11 +70,11 @@ struct Shared {
     all("v", v);
     if constexpr (config.output == Output::own_buffer) visit("o", 0, own_o);
     if constexpr (config.fp8()) {
-      all("vt", vt.tile);
+      all("vt", vt);
       all("vt_full", vt_state.full);
       all("vt_empty", vt_state.empty);
       all("v_last", vt_state.last);
-      all("scales", scales.of);
+      all("scales", scales);
     }
     all("q_full", q_full);
     all("q_empty", q_empty);

@@ -43,9 +43,8 @@ void fill_poison(void* data, fa3_dtype dtype, std::int64_t elements);
 /// before the run.
 ///   - Every element of both is written.
 ///   - |O - fp64| is at most 2 times the largest error of the plain computation (S, P and O rounded to the dtype; in
-///   f32 4
-///     times) plus 2 * max|round(round(fp64 + 0.3) - 0.3) - fp64|. With e4m3 the plain
-///     computation is reference::plain_e4m3_forward().
+///     f32 4 times) plus 2 * max|round(round(fp64 + 0.3) - 0.3) - fp64|. With e4m3 the plain computation is
+///     reference::plain_e4m3_forward().
 ///   - |LSE - fp64| <= 1e-4 + 2^-22 * (|LSE| + A), A = reference::score_magnitude: S is a sum in f32 of products that
 ///   may cancel. With e4m3 2^-9 * A.
 ///   - `exact_scores`: the scores are exact in f32. Then A = 0, and the plain computation does not round S.

@@ -52,10 +52,9 @@ HOPPER_FUNCTION std::uint64_t advance(std::uint64_t descriptor, int bytes) {
 }
 
 /// One m64nNk16 instruction, of e4m3 m64nNk32, N = columns. WgmmaSS<element, columns>::issue<accumulate, b_major,
-/// a_major>(d, a, b): D
-/// (+)= A B, both operands by descriptor. WgmmaRS<element, columns>::issue(d, a, b): D += A B, A in four registers, B
-/// by descriptor, contiguous across the depth. e4m3: issue<accumulate>(d, a, b) in both forms, the operands in shared
-/// memory contiguous along the depth, as they must be. `d` is an accumulator's value array.
+/// a_major>(d, a, b): D (+)= A B, both operands by descriptor. WgmmaRS<element, columns>::issue(d, a, b): D += A B, A
+/// in four registers, B by descriptor, contiguous across the depth. e4m3: issue<accumulate>(d, a, b) in both forms, the
+/// operands in shared memory contiguous along the depth, as they must be. `d` is an accumulator's value array.
 template <Element element, int columns>
 struct WgmmaSS;
 template <Element element, int columns>

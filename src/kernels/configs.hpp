@@ -27,7 +27,8 @@ struct ForwardRow {
 
 inline constexpr int always = 0;
 
-/// What all e4m3 rows have in common (forward_fp8.hpp).
+/// What all e4m3 rows have in common. Edges, pipeline and maximum say what forward_fp8.hpp does, which has no other
+/// way.
 constexpr ForwardConfig fp8(int d, int d_v, int tile_q, int stages, int q_buffers, int pv_columns) {
   ForwardConfig config{Element::e4m3, d,           d_v, tile_q, 128, stages, q_buffers, Output::by_registers,
                        Edges::branch, Turns::gemm, 1};

@@ -49,4 +49,7 @@ int cta_count(int items, int cluster, int sm_count, int sm_margin);
 /// bytes, no overlap except repetition (stride 0) over heads or batch.
 bool tma_can_address(const TensorRef& tensor);
 
+/// A tensor of e4m3 as one of 16 bits, as which TMA reads it.
+TensorRef pairs_of(TensorRef tensor);
+
 }  // namespace fa3::kernels

@@ -21,23 +21,11 @@ __global__ void __launch_bounds__(attention::quantize_threads(slots), ctas_of_sm
   attention::quantize<element, transform, slots>(*reinterpret_cast<attention::QuantizeShared*>(memory), args);
 }
 
-template <Element element, Transform transform, int slots>
-const void* function() {
-  return reinterpret_cast<const void*>(&quantize<element, transform, slots>);
-}
-
 template <Element element>
 const void* function_of(const QuantizePlan& plan) {
-  switch (plan.transform) {
-    case Transform::none: return function<element, Transform::none, 4>();
-    case Transform::rotation:
-      return plan.slots == 4 ? function<element, Transform::rotation, 4>()
-                             : function<element, Transform::rotation, 16>();
-    case Transform::embedding:
-      return plan.slots == 4 ? function<element, Transform::embedding, 4>()
-                             : function<element, Transform::embedding, 16>();
-  }
-  return nullptr;
+  return with_instance(plan, []<Transform transform, int slots>() {
+    return reinterpret_cast<const void*>(&quantize<element, transform, slots>);
+  });
 }
 
 }  // namespace

@@ -12,18 +12,15 @@ namespace fa3::kernels {
 void prepare_quantize() {
   using attention::Transform;
   for (const hopper::Element element : {hopper::Element::f16, hopper::Element::bf16})
-    for (const auto& [transform, slots] : {std::pair{Transform::none, 4},
-                                           {Transform::rotation, 4},
-                                           {Transform::rotation, 16},
-                                           {Transform::embedding, 4},
-                                           {Transform::embedding, 16}}) {
-      QuantizePlan plan;
-      plan.element = element;
-      plan.transform = transform;
-      plan.slots = slots;
-      cudaFuncAttributes attributes;
-      check(cudaFuncGetAttributes(&attributes, quantize_kernel(plan).function), "cudaFuncGetAttributes");
-    }
+    for (const Transform transform : {Transform::none, Transform::rotation, Transform::embedding})
+      for (const int slots : {4, 16}) {
+        QuantizePlan plan;
+        plan.element = element;
+        plan.transform = transform;
+        plan.slots = slots;
+        cudaFuncAttributes attributes;
+        check(cudaFuncGetAttributes(&attributes, quantize_kernel(plan).function), "cudaFuncGetAttributes");
+      }
 }
 
 void quantize(const QuantizeProblem& problem, void* workspace, std::size_t workspace_bytes, fa3_stream stream) {

@@ -43,6 +43,8 @@ QuantizePlan plan_quantize(const QuantizeProblem& problem) {
                    : problem.rotate            ? attention::Transform::rotation
                                                : attention::Transform::none;
   const auto [lanes, slots_used] = share_out(problem);
+  plan.lanes = lanes;
+  plan.slots_used = slots_used;
   plan.slots = slots_used > 4 ? 16 : 4;
   plan.threads = std::min(FA3_SCALE_ROWS * lanes, attention::quantize_threads(plan.slots));
   const int parts = FA3_SCALE_ROWS * lanes / plan.threads;
@@ -73,17 +75,16 @@ attention::QuantizeArguments quantize_arguments(const QuantizeProblem& problem, 
   args.step = problem.scaling == FA3_SCALING_BLOCK   ? attention::QuantizeStep::own_scale
               : problem.scaling == FA3_SCALING_GIVEN ? attention::QuantizeStep::given
                                                      : attention::QuantizeStep::from_maxima;
-  const auto [lanes, slots_used] = share_out(problem);
   args.heads = int(problem.heads);
   args.seqlen = int(problem.seqlen);
   args.blocks = int(problem.blocks());
   args.by_heads = attention::make_divisor(std::uint32_t(args.heads));
   args.by_blocks = attention::make_divisor(std::uint32_t(args.blocks));
   args.pieces = int(problem.d) / attention::piece_features;
-  args.lanes_log2 = std::countr_zero(unsigned(lanes));
-  args.y_staged = lanes == 2 && aligned<3>(problem.y.data, of_y, 16, 16);
-  args.slots_used = slots_used;
-  args.rows = plan.threads / lanes;
+  args.lanes_log2 = std::countr_zero(unsigned(plan.lanes));
+  args.y_staged = plan.lanes == 2 && aligned<3>(problem.y.data, of_y, 16, 16);
+  args.slots_used = plan.slots_used;
+  args.rows = plan.threads / plan.lanes;
   args.parts_log2 = args.rows == FA3_SCALE_ROWS ? 0 : 1;
   args.items = plan.ctas >> args.parts_log2;
 

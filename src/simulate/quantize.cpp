@@ -13,17 +13,9 @@ using Body = void (*)(attention::QuantizeShared& shared, const attention::Quanti
 
 template <hopper::Element element>
 Body body_of(const kernels::QuantizePlan& plan) {
-  using attention::Transform;
-  switch (plan.transform) {
-    case Transform::none: return &attention::quantize<element, Transform::none, 4>;
-    case Transform::rotation:
-      return plan.slots == 4 ? &attention::quantize<element, Transform::rotation, 4>
-                             : &attention::quantize<element, Transform::rotation, 16>;
-    case Transform::embedding:
-      return plan.slots == 4 ? &attention::quantize<element, Transform::embedding, 4>
-                             : &attention::quantize<element, Transform::embedding, 16>;
-  }
-  return nullptr;
+  return kernels::with_instance(plan, []<attention::Transform transform, int slots>() -> Body {
+    return &attention::quantize<element, transform, slots>;
+  });
 }
 
 }  // namespace

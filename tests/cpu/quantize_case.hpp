@@ -50,6 +50,17 @@ struct Case {
   }
 };
 
+/// Every value of a 16-bit type, times one scale; 0: that of the tensor.
+inline Case all_bits_case(fa3_dtype dtype, float scale) {
+  Case c;
+  c.dtype = dtype;
+  c.batch = 1, c.seqlen = 256, c.heads = 1, c.d = 256;
+  c.values = Case::Values::all_bits;
+  c.scaling = scale == 0 ? FA3_SCALING_TENSOR : FA3_SCALING_GIVEN;
+  c.given_scale = scale;
+  return c;
+}
+
 /// The code of the nearest e4m3, by a search among all of them.
 inline std::uint8_t nearest_e4m3(float x) {
   static const std::array<double, 127> sizes = [] {

@@ -42,7 +42,7 @@ struct TransposedProduct {
       shared.vt_state.full[at.stage].wait(at.phase);
       for (int first = 0; first < d_v; first += part) {
         hopper::Accumulator<part> o;
-        hopper::issue_abt<config.element>(o, p, shared.vt.tile[at.stage], first);
+        hopper::issue_abt<config.element>(o, p, shared.vt[at.stage], first);
         hopper::wgmma_commit();
         hopper::wgmma_wait<0>(o);
         write(args.o + (block * d_v + first) * 64, o);

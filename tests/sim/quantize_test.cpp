@@ -10,6 +10,7 @@
 namespace fa3 {
 namespace {
 
+using quantize_test::all_bits_case;
 using quantize_test::Case;
 using quantize_test::Trial;
 
@@ -35,13 +36,7 @@ TEST(QuantizeKernel, AgreesWithTheReference) {
 TEST(QuantizeKernel, AgreesWithTheReferenceOnAllBitPatterns) {
   for (const fa3_dtype dtype : {FA3_F16, FA3_BF16})
     for (const float scale : {0.0f, 0.37f, 1e20f}) {
-      Case c;
-      c.dtype = dtype;
-      c.batch = 1, c.seqlen = 256, c.heads = 1, c.d = 256;
-      c.values = Case::Values::all_bits;
-      c.scaling = scale == 0 ? FA3_SCALING_TENSOR : FA3_SCALING_GIVEN;
-      c.given_scale = scale;
-      EXPECT_EQ(compare(c, simulator::Completion::eager, 0), "") << scale;
+      EXPECT_EQ(compare(all_bits_case(dtype, scale), simulator::Completion::eager, 0), "") << scale;
     }
 }
 
