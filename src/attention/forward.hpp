@@ -33,7 +33,8 @@ namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
 // --------------------------------------------------------------------------------------------------------------------
-// Producer: one thread. K runs one block ahead of V, because a consumer needs K(j+1) before it needs V(j).
+// Producer: one thread. Where S of the next block goes beside P V, K runs one block ahead of V, because a consumer needs
+// K(j+1) before it needs V(j).
 
 template <ForwardConfig config>
 HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& args) {
@@ -96,9 +97,15 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     const BlockWalk walk = walk_item<config>(args, tile);
     for (int block = walk.end - 1; block >= walk.begin; --block) {
       load_k(tile, block);
-      if (block + 1 < walk.end) load_v(tile, block + 1);
+      if constexpr (config.pipeline == Pipeline::none) {
+        load_v(tile, block);
+      } else if (block + 1 < walk.end) {
+        load_v(tile, block + 1);
+      }
     }
-    if (!walk.empty()) load_v(tile, walk.begin);
+    if constexpr (config.pipeline != Pipeline::none) {
+      if (!walk.empty()) load_v(tile, walk.begin);
+    }
     queue.receive();
   }
 }

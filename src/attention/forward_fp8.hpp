@@ -147,28 +147,28 @@ class Fp8Softmax {
     l_[1] += sum[1];
   }
 
-  /// Whether a row's P would leave the range of e4m3; what raise() then needs.
+  /// Whether a row's P might leave the range of e4m3: not, if false. Looks at scores above 0 only, with half of the
+  /// instructions; those below it matter only where m is small.
   template <int columns>
-  HOPPER_FUNCTION bool will_outgrow(const hopper::Accumulator<columns>& s, float scale) {
-    bool any = false;
+  HOPPER_FUNCTION bool may_outgrow(const hopper::Accumulator<columns>& s, float scale) {
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      float largest[2] = {s.value[2 * r], s.value[2 * r + 1]};  // two, so that one need not wait for the other
+      largest_[r] = 0;
       HOPPER_UNROLL
-      for (int i = 2; i < columns / 4; ++i)
-        largest[i % 2] = hopper::maximum(largest[i % 2], s.value[i / 2 * 4 + 2 * r + i % 2]);
-      largest_[r] = hopper::maximum(largest[0], largest[1]) * scale;
-      any = any || largest_[r] - m_[r] > log2_most;
+      for (int j = 0; j < columns / 8; ++j)
+        largest_[r] = hopper::maximum_from_0(largest_[r], s.value[4 * j + 2 * r], s.value[4 * j + 2 * r + 1]);
     }
-    return any;
+    return outgrows(0, largest_[0] * scale) || outgrows(1, largest_[1] * scale);
   }
-  /// As OnlineSoftmax::raise(), after will_outgrow(). By the whole warp.
-  HOPPER_FUNCTION Rescale raise() {
+  /// As OnlineSoftmax::raise(), of the rows whose P would leave the range, after may_outgrow(). By the whole warp.
+  template <int columns>
+  HOPPER_FUNCTION Rescale raise(const hopper::Accumulator<columns>& s, float scale) {
     Rescale rescale;
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const float largest = hopper::quad_max(largest_[r]);
-      const float m = largest - m_[r] > log2_most ? below(largest) : m_[r];
+      float largest = hopper::quad_max(largest_[r]);
+      if (hopper::warp_any(largest == 0)) largest = hopper::quad_max(largest_of(s, r));  // none above 0: the others
+      const float m = outgrows(r, largest * scale) ? largest * scale - log2_largest : m_[r];
       rescale.factor[r] = m == m_[r] ? 1.0f : hopper::exp2(m_[r] - m);
       m_[r] = m;
       l_[r] *= rescale.factor[r];
@@ -192,11 +192,11 @@ class Fp8Softmax {
   // begins to lose bits (docs/numerics.md).
   static constexpr float log2_largest = 6.0f;
   static constexpr float log2_most = 8.75f;  // 2^8.75 is a little below 432, from where the conversion rounds to 448
-  HOPPER_FUNCTION static float below(float largest) { return largest - log2_largest; }
+  HOPPER_FUNCTION bool outgrows(int r, float largest) const { return largest - m_[r] > log2_most; }
 
   float m_[2] = {unseen, unseen};
   float l_[2] = {0.0f, 0.0f};
-  float largest_[2];  // of the block's scores times scale, this thread's share
+  float largest_[2];  // of the block's scores above 0, this thread's share
 };
 
 // --------------------------------------------------------------------------------------------------------------------
@@ -224,7 +224,9 @@ class Fp8Consumer {
 
  private:
   static constexpr hopper::Element element = config.element;
-  static constexpr int parts = config.d_v / config.pv_columns, parts_at_once = parts == 1 ? 1 : 2;
+  static constexpr int parts = config.d_v / config.pv_columns;
+  // One is added under the next one's product, where there are registers for two.
+  static constexpr int parts_at_once = parts > 1 && config.consumer_warpgroups() == 2 ? 2 : 1;
   using S = hopper::Accumulator<config.tile_kv>;        // 64 x B_c, f32
   using P = hopper::OperandA<config.tile_kv / 2>;       // 64 x B_c, e4m3
   using O = hopper::Accumulator<config.d_v>;            // 64 x d_v, f32
@@ -273,25 +275,27 @@ class Fp8Consumer {
   }
 
   /// [9] [10] P of the block.
-  HOPPER_FUNCTION static void exponentiate(const S& s, float scale, P& p, O& o, Fp8Softmax& softmax) {
-    if (hopper::warp_any(softmax.will_outgrow(s, scale))) rescale_rows(o, softmax.raise());
+  HOPPER_FUNCTION static void exponentiate(const S& s, float scale, P& p, O& o, Fp8Softmax& softmax, bool first) {
+    if (hopper::warp_any(softmax.may_outgrow(s, scale)) || first) rescale_rows(o, softmax.raise(s, scale));
     softmax.exponentiate(p, s, scale);
   }
 
-  /// [7] [11] O += P V of the block, part by part, the next one in flight while one is added.
+  /// [7] [11] O += P V of the block, part by part.
   HOPPER_FUNCTION void accumulate(O& o, const P& p, float v_scale) {
     Part pv[parts_at_once];
     shared_.vt_state.full[vt_.stage].wait(vt_.phase);
-    issue_pv(pv[0], p, 0);
+    HOPPER_UNROLL
+    for (int i = 0; i < parts_at_once - 1; ++i) issue_pv(pv[i], p, i);
     HOPPER_UNROLL
     for (int i = 0; i < parts; ++i) {
-      if (i + 1 < parts) {
-        issue_pv(pv[(i + 1) % parts_at_once], p, i + 1);
-        hopper::wgmma_wait<1>(pv[i % parts_at_once]);
+      const int ahead = i + parts_at_once - 1;
+      if (ahead < parts) {
+        issue_pv(pv[ahead % parts_at_once], p, ahead);
+        hopper::wgmma_wait<parts_at_once - 1>(pv[i % parts_at_once]);
       } else {
         hopper::wgmma_wait<0>(pv[i % parts_at_once]);
-        release_v();
       }
+      if (i + 1 == parts) release_v();
       add(o, pv[i % parts_at_once], i, v_scale);
     }
   }
@@ -312,25 +316,25 @@ class Fp8Consumer {
       const float q_scale =
           args_.scale.scale_log2 *
           args_.q_scale.of(tile.batch, tile.head, (tile.first_row + 64 * warpgroup_) / config.tile_kv);
-      const auto weigh = [&](const BlockScales& scales) {
+      const auto weigh = [&](const BlockScales& scales, bool first) {
         hopper::wgmma_wait<0>(s);
         release_k();
         if (mine.is_edge(block)) apply_mask(s, args_, tile.first_row + my_row(), block * config.tile_kv);  // [8]
         // At least the smallest normal number: times 0 the -inf of a masked score would be NaN.
-        exponentiate(s, hopper::maximum(q_scale * scales.k, 0x1p-126f), p, o, softmax);
+        exponentiate(s, hopper::maximum(q_scale * scales.k, 0x1p-126f), p, o, softmax, first);
       };
       // [4] [5] First block.
       turn_.take();
       BlockScales scales = issue_s(s);
       turn_.pass();
-      weigh(scales);
+      weigh(scales, true);
       HOPPER_NO_UNROLL
       for (--block; block >= mine.begin; --block) {
         turn_.take();
         accumulate(o, p, scales.v);  // [7] O += P(j) V(j)
         scales = issue_s(s);         // [6] S(j+1) = Q K(j+1)^T
         turn_.pass();
-        weigh(scales);  // [9]
+        weigh(scales, false);  // [9]
       }
       release(shared_.q_empty[q_.stage]);
       accumulate(o, p, scales.v);  // [11]

@@ -13,6 +13,18 @@ struct Rescale {
   float factor[2];
 };
 
+/// Of this thread's scores in row r.
+template <int columns>
+HOPPER_FUNCTION float largest_of(const hopper::Accumulator<columns>& s, int r) {
+  float largest = s.value[2 * r];
+  HOPPER_UNROLL
+  for (int j = 0; j < columns / 8; ++j) {
+    largest = hopper::maximum(largest, s.value[4 * j + 2 * r]);
+    largest = hopper::maximum(largest, s.value[4 * j + 2 * r + 1]);
+  }
+  return largest;
+}
+
 /// Running state of rows r = 0, 1 of this thread: the reference m and the sum l of P over the blocks seen.
 ///
 /// m lags behind the row's maximum: a block is exponentiated against the m of earlier blocks, and only if its sum shows
@@ -125,17 +137,6 @@ class OnlineSoftmax {
   // m may still leave each of 32 P at 2^4.
   static constexpr float largest_sum = 0x1p10f;
 
-  /// Of this thread's scores in row r.
-  template <int columns>
-  HOPPER_FUNCTION static float largest_of(const hopper::Accumulator<columns>& s, int r) {
-    float largest = s.value[2 * r];
-    HOPPER_UNROLL
-    for (int j = 0; j < columns / 8; ++j) {
-      largest = hopper::maximum(largest, s.value[4 * j + 2 * r]);
-      largest = hopper::maximum(largest, s.value[4 * j + 2 * r + 1]);
-    }
-    return largest;
-  }
   HOPPER_FUNCTION static bool saturates(float m) { return m > 0x1p27f || m < -0x1p27f; }
   HOPPER_FUNCTION float scaled(float s) const {
     const float m = s * scale_.scale_log2;

@@ -24,6 +24,10 @@ __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_
 
 __device__ __forceinline__ float maximum(float a, float b) { return fmaxf(a, b); }
 
+__device__ __forceinline__ float maximum_from_0(float a, float b, float c) {
+  return __int_as_float(max(max(__float_as_int(a), __float_as_int(b)), __float_as_int(c)));
+}
+
 __device__ __forceinline__ bool warp_any(bool x) { return __any_sync(0xffffffffu, x); }
 
 __device__ __forceinline__ float quad_max(float x) {

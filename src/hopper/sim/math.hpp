@@ -28,6 +28,12 @@ inline float maximum(float a, float b) {
   return std::fmax(a, b);
 }
 
+inline float maximum_from_0(float a, float b, float c) {
+  simulator::Cluster::current().account_alu(2, "max");
+  const auto bits = [](float x) { return std::bit_cast<std::int32_t>(x); };
+  return std::bit_cast<float>(std::max({bits(a), bits(b), bits(c)}));
+}
+
 inline bool warp_any(bool x) { return simulator::Cluster::current().warp_any(x); }
 inline float quad_max(float x) { return simulator::Cluster::current().quad_reduce(x, true); }
 inline float quad_sum(float x) { return simulator::Cluster::current().quad_reduce(x, false); }
