@@ -73,6 +73,8 @@ struct ForwardProblem : Problem {
   float* lse = nullptr;                      // null: not wanted
   std::array<std::int64_t, 3> lse_stride{};  // batch, head, row
 
+  /// e4m3 only: the keys of V are contiguous, not its features.
+  bool v_is_d_major() const { return !v.empty() && v.stride[3] != 1; }
   fa3_dtype dtype_of_o() const { return dtype == FA3_E4M3 ? o_dtype : dtype; }
   /// Floating-point operations of the two products: 2 (d + d_v) for each visible pair.
   double flops() const { return 2.0 * double(d + d_v) * visible_pairs(); }

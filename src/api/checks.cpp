@@ -192,22 +192,27 @@ void check_forward_dtypes(const fa3_forward_params& params, ForwardProblem& p) {
               "; where q.dtype is FA3_E4M3 (3) it must be a multiple of 16");
 }
 
-/// That TMA can read an e4m3 tensor in place: there is no copy for those that it cannot.
-void check_e4m3_layout(const char* name, const TensorRef& tensor, int32_t device) {
+/// That TMA can read an e4m3 tensor in place: there is no copy for those that it cannot. `contiguous`: the dimension
+/// whose neighbours lie side by side, 3 or 1.
+void check_e4m3_layout(const char* name, const TensorRef& tensor, int contiguous, int32_t device) {
   if (tensor.empty()) return;
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0)
     invalid(string(name) + ".data is not aligned to 16 bytes, as e4m3 must be");
-  for (int i = 0; i < 3; ++i) {
-    const string given = string(name) + ".stride[" + to_string(i) + "] is " + to_string(tensor.stride[i]);
+  string all;
+  for (int i = 0; i < 4; ++i) {
+    const string stride = to_string(tensor.stride[i]),
+                 given = string(name) + ".stride[" + to_string(i) + "] is " + stride;
+    all += (i == 0 ? "" : ", ") + stride;
+    if (i == contiguous) continue;
     if (tensor.stride[i] % 16 != 0) invalid(given + "; strides of e4m3 must be multiples of 16");
     if (tensor.stride[i] >= int64_t(1) << 40) invalid(given + "; strides of e4m3 must be below 2^40");
   }
-  if (device == FA3_DEVICE_CUDA && !kernels::tma_can_address(kernels::pairs_of(tensor)))
+  const TensorRef pairs = contiguous == 1 ? kernels::pairs_of_keys(tensor) : kernels::pairs_of(tensor);
+  if (device == FA3_DEVICE_CUDA && !kernels::tma_can_address(pairs))
     throw Error(FA3_NOT_SUPPORTED, string(name) +
                                        ": on cuda elements of an e4m3 tensor may share memory only by "
                                        "stride 0 of batch or head; its strides are " +
-                                       to_string(tensor.stride[0]) + ", " + to_string(tensor.stride[1]) + " and " +
-                                       to_string(tensor.stride[2]));
+                                       all);
 }
 
 /// The scales of a tensor with `heads` heads and `seqlen` rows, and what memory they take.
@@ -338,11 +343,16 @@ ForwardProblem check_forward(const fa3_forward_params* given) {
   check_forward_dtypes(params, p);
   p.q = check_tensor("q", params.q, {p.batch, p.seqlen_q, p.heads, p.d});
   p.k = check_tensor("k", params.k, {p.batch, p.seqlen_k, p.kv_heads, p.d});
-  p.v = check_tensor("v", params.v, {p.batch, p.seqlen_k, p.kv_heads, p.d_v});
+  p.v = check_tensor("v", params.v, {p.batch, p.seqlen_k, p.kv_heads, p.d_v}, p.dtype == FA3_E4M3);
   p.o = check_tensor("o", params.o, {p.batch, p.seqlen_q, p.heads, p.d_v});
-  if (p.dtype == FA3_E4M3)
-    for (const auto& [name, tensor] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}})
-      check_e4m3_layout(name, *tensor, params.device);
+  if (p.dtype == FA3_E4M3) {
+    check_e4m3_layout("q", p.q, 3, params.device);
+    check_e4m3_layout("k", p.k, 3, params.device);
+    if (p.v_is_d_major() && p.seqlen_k > 1 && p.v.stride[1] != 1)
+      invalid("v.stride[3] is " + to_string(p.v.stride[3]) + " and v.stride[1] " + to_string(p.v.stride[1]) +
+              "; one of the two must be 1");
+    check_e4m3_layout("v", p.v, p.v_is_d_major() ? 1 : 3, params.device);
+  }
   std::vector<NamedBox> inputs = boxes_of(p.dtype, {{"q", &p.q}, {"k", &p.k}, {"v", &p.v}});
   p.q_scale = check_scales("q_scale", params.q_scale, p, p.heads, p.seqlen_q, inputs);
   p.k_scale = check_scales("k_scale", params.k_scale, p, p.kv_heads, p.seqlen_k, inputs);

@@ -63,12 +63,14 @@ struct ForwardConfig {
   Maximum maximum = Maximum::lagging;
   Loads loads = Loads::producer;
   bool trace = false;  // records Stamps; never in the product
-  // e4m3 (forward_fp8.hpp): columns of O that a product P V makes at a time, beside O itself.
-  int pv_columns = 0;
+  // e4m3 (forward_fp8.hpp).
+  int pv_columns = 0;            // columns of O that a product P V makes at a time, beside O itself
+  bool v_is_transposed = false;  // V comes as V^T (transpose_values.hpp); else the kernel transposes it
 
   constexpr bool operator==(const ForwardConfig&) const = default;
 
   constexpr bool fp8() const { return element == hopper::Element::e4m3; }
+  constexpr bool transposes_v() const { return fp8() && !v_is_transposed; }
   /// Of 16 bits, in which shared memory is counted.
   constexpr int stored_d() const { return d / hopper::per_16_bits(element); }
   constexpr int stored_d_v() const { return d_v / hopper::per_16_bits(element); }
@@ -86,7 +88,7 @@ struct ForwardConfig {
   }
 
   constexpr bool valid() const {
-    if (fp8() != (pv_columns > 0)) return false;
+    if (fp8() != (pv_columns > 0) || (v_is_transposed && !fp8())) return false;
     // V is transposed 64 keys and 16 features at a time; a block has one scale, and its keys are one panel of V^T.
     if (fp8() && (d % 32 != 0 || d_v % 32 != 0 || tile_kv != 128 || pv_columns % 16 != 0 || d_v % pv_columns != 0 ||
                   output != Output::by_registers || edges != Edges::branch || loads != Loads::producer ||

@@ -33,8 +33,8 @@ namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
 // --------------------------------------------------------------------------------------------------------------------
-// Producer: one thread. Where S of the next block goes beside P V, K runs one block ahead of V, because a consumer needs
-// K(j+1) before it needs V(j).
+// Producer: one thread. Where S of the next block goes beside P V, K runs one block ahead of V, because a consumer
+// needs K(j+1) before it needs V(j).
 
 template <ForwardConfig config>
 HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& args) {
@@ -52,25 +52,29 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     }
   };
   const auto load_block = [&](auto& ring, const hopper::TensorMap& map, auto& empty, auto& full, auto& at,
-                              const Tile& tile, int block, const auto& before_full) {
+                              const Tile& tile, int column, int row, const auto& before_full) {
     empty[at.stage].wait(at.phase ^ 1);
     before_full();
     full[at.stage].arrive_expect_bytes(sizeof(ring[0]));
-    load(ring[at.stage], map, {0, block * config.tile_kv, tile.head / args.group, tile.batch}, full[at.stage]);
+    load(ring[at.stage], map, {column, row, tile.head / args.group, tile.batch}, full[at.stage]);
     ++at;
   };
   const auto load_k = [&](const Tile& tile, int block) {
     if constexpr (config.fp8()) {
       const auto scales = scales_of_block<config>(args, tile, block);
-      load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block,
+      load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, 0, block * config.tile_kv,
                  [&] { hopper::store_shared(shared.scales[k.stage], scales); });
     } else {
-      load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block, [] {});
+      load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, 0, block * config.tile_kv, [] {});
     }
     stamp(Mark::load_k, block);
   };
   const auto load_v = [&](const Tile& tile, int block) {
-    load_block(shared.v, args.v, shared.v_empty, shared.v_full, v, tile, block, [] {});
+    if constexpr (config.v_is_transposed) {
+      load_block(shared.v, args.v, shared.v_empty, shared.v_full, v, tile, block * (config.tile_kv / 2), 0, [] {});
+    } else {
+      load_block(shared.v, args.v, shared.v_empty, shared.v_full, v, tile, 0, block * config.tile_kv, [] {});
+    }
     stamp(Mark::load_v, block);
   };
 
@@ -85,7 +89,7 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     hopper::store_shared(shared.tile[q.stage], tile);
     if (stop) {
       shared.q_full[q.stage].arrive();
-      if constexpr (config.fp8()) end_transposers(shared, v);
+      if constexpr (config.transposes_v()) end_transposers(shared, v);
       return;
     }
     // [2] Load Q.
@@ -484,10 +488,10 @@ HOPPER_FUNCTION void forward(Shared<config>& shared, const ForwardArguments& arg
   } else if (warpgroup == 0) {
     hopper::release_registers<config.producer_registers()>();
     if (leader) produce(shared, args);
-    if constexpr (config.fp8()) {
+    if constexpr (config.transposes_v()) {
       const int transposer = hopper::warp_of_warpgroup() - 1;
       static_assert(Shared<config>::transposer_warps == 3);
-      if (transposer >= 0) Transposer<config>(shared, transposer).run();
+      if (transposer >= 0) run_transposer(shared, transposer);
     }
   } else {
     hopper::claim_registers<config.consumer_registers()>();

@@ -22,6 +22,7 @@
 
 #include "attention/forward_parts.hpp"
 #include "attention/item_queue.hpp"
+#include "attention/transpose_values.hpp"
 #include "hopper/hopper.hpp"
 
 namespace fa3::attention {
@@ -38,79 +39,20 @@ HOPPER_FUNCTION auto scales_of_block(const ForwardArguments& args, const Tile& t
 // --------------------------------------------------------------------------------------------------------------------
 // Transposers.
 
-/// One warp of those that write V^T. Where in V^T and in O a feature stands: of 16 first the even ones, then the odd
-/// ones. And a key in V^T and P: keys 2 t, 2 t + 1, 8 + 2 t, 8 + 2 t + 1 of 16 side by side, as thread t of a quad has
-/// their S.
+/// One warp of those that write V^T.
 template <ForwardConfig config>
-class Transposer {
- public:
-  HOPPER_FUNCTION Transposer(Shared<config>& shared, int warp)
-      : shared_(shared),
-        warp_(warp),
-        from_(std::uint32_t(V::chunk_offset(hopper::lane(), 0))),
-        to_(std::uint32_t(Vt::chunk_offset(hopper::lane() % 16, hopper::lane() / 16))) {}
-
-  HOPPER_FUNCTION void run() {
-    for (Cursor<config.stages> at;; ++at) {
-      shared_.v_full[at.stage].wait(at.phase);
-      if (hopper::load_shared(shared_.vt_state.last[at.stage]) != 0) return;
-      shared_.vt_state.empty[at.stage].wait(at.phase ^ 1);
-      transpose(hopper::shared_address(&shared_.v[at.stage]), hopper::shared_address(&shared_.vt[at.stage]));
-      hopper::fence_async_shared();
-      release(shared_.vt_state.full[at.stage]);
-      release(shared_.v_empty[at.stage]);
-    }
+HOPPER_FUNCTION void run_transposer(Shared<config>& shared, int warp) {
+  const TileTransposer<config.tile_kv, config.d_v, Shared<config>::transposer_warps> transposer(warp);
+  for (Cursor<config.stages> at;; ++at) {
+    shared.v_full[at.stage].wait(at.phase);
+    if (hopper::load_shared(shared.vt_state.last[at.stage]) != 0) return;
+    shared.vt_state.empty[at.stage].wait(at.phase ^ 1);
+    transposer.transpose(shared.v[at.stage], shared.vt[at.stage]);
+    hopper::fence_async_shared();
+    release(shared.vt_state.full[at.stage]);
+    release(shared.v_empty[at.stage]);
   }
-
- private:
-  using V = typename Shared<config>::VTile;
-  using Vt = typename Shared<config>::VtTile;
-  static constexpr unsigned warps = Shared<config>::transposer_warps;
-  // A piece: 64 keys of 16 features.
-  static constexpr unsigned pieces = config.tile_kv / 64 * (config.d_v / 16), at_once = 2;
-
-  HOPPER_FUNCTION void transpose(std::uint32_t v, std::uint32_t vt) const {
-    // Not unrolled: nvcc 13.0 would keep all addresses, for which there are no registers.
-    HOPPER_NO_UNROLL
-    for (unsigned first = unsigned(warp_); first < pieces; first += at_once * warps) {
-      // Several at a time: a load takes long while products read shared memory. What is beyond the end is the last
-      // piece again, so that no branch stands between the loads.
-      std::uint32_t keys[at_once][2][4];
-      HOPPER_UNROLL
-      for (unsigned i = 0; i < at_once; ++i) {
-        const unsigned piece = first + i * warps < pieces ? first + i * warps : pieces - 1;
-        load(keys[i], v, piece / 2, piece % 2);
-      }
-      HOPPER_UNROLL
-      for (unsigned i = 0; i < at_once; ++i) {
-        const unsigned piece = first + i * warps;
-        if (piece < pieces) store(keys[i], vt, piece / 2, piece % 2);
-      }
-    }
-  }
-  /// Chunk c of a row is at chunk position c ^ (row % 8), so further chunks are an exclusive or away from from_ and
-  /// to_.
-  HOPPER_FUNCTION void load(std::uint32_t (&keys)[2][4], std::uint32_t v, unsigned group, unsigned half) const {
-    const std::uint32_t begin = v + group / 8 * V::panel_bytes + half * (64 * V::row_bytes) + (from_ ^ group % 8 * 16);
-    hopper::ldmatrix_x4_transposed(keys[0], begin);
-    hopper::ldmatrix_x4_transposed(keys[1], begin + 32 * V::row_bytes);
-  }
-  HOPPER_FUNCTION void store(const std::uint32_t (&keys)[2][4], std::uint32_t vt, unsigned group, unsigned half) const {
-    const std::uint32_t begin = vt + group * (16 * Vt::row_bytes);
-    HOPPER_UNROLL
-    for (unsigned i = 0; i < 2; ++i) {
-      // A register has two features of two keys.
-      const std::uint32_t features[4] = {
-          hopper::permute_bytes(keys[i][0], keys[i][1], 0x6420), hopper::permute_bytes(keys[i][0], keys[i][1], 0x7531),
-          hopper::permute_bytes(keys[i][2], keys[i][3], 0x6420), hopper::permute_bytes(keys[i][2], keys[i][3], 0x7531)};
-      hopper::stmatrix_x4(begin + (to_ ^ (64 * half + 32 * i)), features);
-    }
-  }
-
-  Shared<config>& shared_;
-  const int warp_;
-  const std::uint32_t from_, to_;  // this lane's row of the first piece, bytes from the tile's begin
-};
+}
 
 /// After the producer's last block.
 template <ForwardConfig config>
@@ -244,7 +186,7 @@ class Fp8Consumer {
     return scales;
   }
   HOPPER_FUNCTION void issue_pv(Part& pv, const P& p, int part) {
-    hopper::issue_abt<element>(pv, p, shared_.vt[vt_.stage], config.pv_columns * part);
+    hopper::issue_abt<element>(pv, p, shared_.v_operand(v_.stage), config.pv_columns * part);
     hopper::wgmma_commit();
   }
   HOPPER_FUNCTION void release_k() {
@@ -252,8 +194,8 @@ class Fp8Consumer {
     ++k_;
   }
   HOPPER_FUNCTION void release_v() {
-    release(shared_.vt_state.empty[vt_.stage]);
-    ++vt_;
+    release(shared_.v_operand_empty(v_.stage));
+    ++v_;
   }
   /// O += v_scale * P V, of one part.
   HOPPER_FUNCTION static void add(O& o, const Part& pv, int part, float v_scale) {
@@ -270,7 +212,7 @@ class Fp8Consumer {
     turn_.pass();
     shared_.k_full[k_.stage].wait(k_.phase);
     release_k();
-    shared_.vt_state.full[vt_.stage].wait(vt_.phase);
+    shared_.v_operand_full(v_.stage).wait(v_.phase);
     release_v();
   }
 
@@ -283,7 +225,7 @@ class Fp8Consumer {
   /// [7] [11] O += P V of the block, part by part.
   HOPPER_FUNCTION void accumulate(O& o, const P& p, float v_scale) {
     Part pv[parts_at_once];
-    shared_.vt_state.full[vt_.stage].wait(vt_.phase);
+    shared_.v_operand_full(v_.stage).wait(v_.phase);
     HOPPER_UNROLL
     for (int i = 0; i < parts_at_once - 1; ++i) issue_pv(pv[i], p, i);
     HOPPER_UNROLL
@@ -379,7 +321,7 @@ class Fp8Consumer {
   const int warpgroup_;
   const int warp_row_;  // the warp's first row in the tile
   Cursor<config.q_buffers> q_;
-  Cursor<config.stages> k_, vt_;
+  Cursor<config.stages> k_, v_;
 };
 
 }  // namespace HOPPER_BACKEND

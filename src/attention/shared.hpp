@@ -21,8 +21,9 @@ inline namespace HOPPER_BACKEND {
 ///   k_full      1 + bytes (producer)        consumers   K block of this stage has landed; v_full likewise
 ///   k_empty     1 per consumer warp of      producer    this stage's K block may be overwritten, in every CTA of the
 ///               every CTA of the cluster                cluster; v_empty likewise
-///   vt_full     1 per transposer warp       consumers   e4m3: this stage's V^T has been written
-///   vt_empty    1 per consumer warp         transposers it may be overwritten; then v_full's waiters, and those that
+///   vt_full     1 per transposer warp       consumers   where the kernel transposes V: this stage's V^T has been
+///   written vt_empty    1 per consumer warp         transposers it may be overwritten; then v_full's waiters, and
+///   those that
 ///                                                       arrive on v_empty, are the transposer warps
 ///   turn[w]     named, two warpgroups       warpgroup w it is w's turn (config.turns says for what)
 ///   rows[w]     named, warpgroup w          warpgroup w all of w is done with Q (only where O is staged over it)
@@ -31,10 +32,11 @@ struct Shared {
   static constexpr int consumer_warps = 4 * config.consumer_warpgroups();
   using QTile = hopper::SharedTile<config.tile_q, config.stored_d()>;
   using KTile = hopper::SharedTile<config.tile_kv, config.stored_d()>;
-  using VTile = hopper::SharedTile<config.tile_kv, config.stored_d_v()>;
+  using VtTile = hopper::SharedTile<config.d_v, config.tile_kv / 2>;  // V^T of e4m3: pairs of keys
+  using VTile =
+      std::conditional_t<config.v_is_transposed, VtTile, hopper::SharedTile<config.tile_kv, config.stored_d_v()>>;
   using OTile = hopper::SharedTile<config.tile_q, config.d_v>;
   static constexpr int transposer_warps = 3;
-  using VtTile = hopper::SharedTile<config.d_v, config.tile_kv / 2>;  // pairs of keys
   struct TransposedState {
     hopper::Mbarrier full[config.stages], empty[config.stages];
     int last[config.stages];  // 1: what comes in this buffer of V is not a block, but the end
@@ -49,8 +51,8 @@ struct Shared {
   KTile k[config.stages];
   VTile v[config.stages];
   [[no_unique_address]] std::conditional_t<config.output == Output::own_buffer, OTile, Nothing<0>> own_o;
-  [[no_unique_address]] std::conditional_t<config.fp8(), VtTile[config.stages], Nothing<2>> vt;
-  [[no_unique_address]] std::conditional_t<config.fp8(), TransposedState, Nothing<3>> vt_state;
+  [[no_unique_address]] std::conditional_t<config.transposes_v(), VtTile[config.stages], Nothing<2>> vt;
+  [[no_unique_address]] std::conditional_t<config.transposes_v(), TransposedState, Nothing<3>> vt_state;
   [[no_unique_address]] std::conditional_t<config.fp8(), BlockScales[config.stages], Nothing<4>>
       scales;  // each with its K
   hopper::Mbarrier q_full[config.q_buffers], q_empty[config.q_buffers];
@@ -69,13 +71,13 @@ struct Shared {
     all("k", k);
     all("v", v);
     if constexpr (config.output == Output::own_buffer) visit("o", 0, own_o);
-    if constexpr (config.fp8()) {
+    if constexpr (config.transposes_v()) {
       all("vt", vt);
       all("vt_full", vt_state.full);
       all("vt_empty", vt_state.empty);
       all("v_last", vt_state.last);
-      all("scales", scales);
     }
+    if constexpr (config.fp8()) all("scales", scales);
     all("q_full", q_full);
     all("q_empty", q_empty);
     all("k_full", k_full);
@@ -100,8 +102,8 @@ struct Shared {
       k_full[i].init(1);
       v_full[i].init(1);
       k_empty[i].init(config.cluster * consumer_warps);
-      v_empty[i].init(config.cluster * (config.fp8() ? transposer_warps : consumer_warps));
-      if constexpr (config.fp8()) {
+      v_empty[i].init(config.cluster * (config.transposes_v() ? transposer_warps : consumer_warps));
+      if constexpr (config.transposes_v()) {
         vt_state.full[i].init(transposer_warps);
         vt_state.empty[i].init(consumer_warps);
         vt_state.last[i] = 0;
@@ -117,6 +119,29 @@ struct Shared {
       return *reinterpret_cast<OTile*>(q + buffer);
     } else {
       return own_o;
+    }
+  }
+
+  /// What P V of e4m3 takes, and the barriers between it and the consumers.
+  HOPPER_FUNCTION VtTile& v_operand(int stage) {
+    if constexpr (config.transposes_v()) {
+      return vt[stage];
+    } else {
+      return v[stage];
+    }
+  }
+  HOPPER_FUNCTION hopper::Mbarrier& v_operand_full(int stage) {
+    if constexpr (config.transposes_v()) {
+      return vt_state.full[stage];
+    } else {
+      return v_full[stage];
+    }
+  }
+  HOPPER_FUNCTION hopper::Mbarrier& v_operand_empty(int stage) {
+    if constexpr (config.transposes_v()) {
+      return vt_state.empty[stage];
+    } else {
+      return v_empty[stage];
     }
   }
 

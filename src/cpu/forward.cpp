@@ -116,7 +116,7 @@ class Forward {
       for (std::int64_t c = 0; c < p_.d; ++c) scratch.k_transposed[c * tile_k + j] = scratch.k_row[c];
       const T* v = features<const T>(p_.v, batch, first_key + j, kv_head);
       const float v_scale = p_.v_scale.of(batch, kv_head, first_key + j, 1);
-      for (std::int64_t c = 0; c < p_.d_v; ++c) scratch.v[j * v_width + c] = v_scale * to_float(v[c]);
+      for (std::int64_t c = 0; c < p_.d_v; ++c) scratch.v[j * v_width + c] = v_scale * to_float(v[c * p_.v.stride[3]]);
     }
   }
 

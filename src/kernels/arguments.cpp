@@ -23,7 +23,9 @@ hopper::TensorMap tensor_map(const char* name, const TensorRef& tensor, hopper::
   // A dimension without steps (extent 1, or repeated) gets extent 1 and a stride that is only formally needed.
   const auto steps = [&](int i) { return tensor.shape[i] > 1 && tensor.stride[i] != 0; };
   const auto extent = [&](int i) { return std::uint64_t(steps(i) ? tensor.shape[i] : 1); };
-  const auto stride_bytes = [&](int i) { return std::uint64_t(steps(i) ? tensor.stride[i] : tensor.shape[3]) * 2; };
+  const auto stride_bytes = [&](int i) {
+    return std::uint64_t(steps(i) ? tensor.stride[i] : (tensor.shape[3] + 7) / 8 * 8) * 2;
+  };
   hopper::TensorMap map =
       encode({name,
               tensor.data,
@@ -58,7 +60,8 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
   const hopper::Element element = config.fp8() ? Element::f16 : config.element;  // of e4m3 pairs, of which TMA knows
   args.q = tensor_map("Q", plan.q.tensor, element, config.tile_q, encode);
   args.k = tensor_map("K", plan.k.tensor, element, config.tile_kv / config.cluster, encode);
-  args.v = tensor_map("V", plan.v.tensor, element, config.tile_kv / config.cluster, encode);
+  args.v = tensor_map("V", plan.v.tensor, element,
+                      config.v_is_transposed ? config.d_v : config.tile_kv / config.cluster, encode);
   args.o = tensor_map("O", plan.o.tensor, element, 16, encode);
   args.q_scale = kernel_scales(problem.q_scale, problem.group());
   args.k_scale = kernel_scales(problem.k_scale, 1);
@@ -85,6 +88,26 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
   args.next_item = dynamic ? static_cast<unsigned*>(workspace) : nullptr;
   args.group = group;
   args.scale = kernel_scale(problem.softmax_scale);
+  return args;
+}
+
+attention::TransposeArguments transpose_arguments(const ForwardProblem& problem, const ForwardPlan& plan,
+                                                  TensorMapEncoder encode) {
+  attention::TransposeArguments args{};
+  if (problem.v.empty()) return args;
+  args.d_major = problem.v_is_d_major();
+  args.v = tensor_map("V", args.d_major ? pairs_of_keys(problem.v) : pairs_of(problem.v), Element::f16,
+                      attention::transpose_tile, encode);
+  args.vt = tensor_map("V^T", plan.v.tensor, Element::f16, attention::transpose_box, encode);
+  const auto tiles = [](std::int64_t length) {
+    return int((length + attention::transpose_tile - 1) / attention::transpose_tile);
+  };
+  args.features = int(problem.d_v);
+  args.seqlen = int(problem.seqlen_k);
+  args.panels = tiles(problem.d_v);
+  args.blocks = tiles(problem.seqlen_k);
+  args.heads = int(problem.kv_heads);
+  args.items = args.panels * args.blocks * args.heads * int(problem.batch);
   return args;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "attention/arguments.hpp"
+#include "attention/transpose_arguments.hpp"
 #include "kernels/plan.hpp"
 #include "problem.hpp"
 
@@ -24,5 +25,9 @@ attention::Scale kernel_scale(float softmax_scale);
 /// needs. args.next_item, if not null, is the first word of the workspace and must be 0 at launch.
 attention::ForwardArguments forward_arguments(const ForwardProblem& problem, ForwardPlan& plan, void* workspace,
                                               int sm_count, TensorMapEncoder encode);
+
+/// After forward_arguments(), for a plan whose row takes V^T. Without keys there are no items.
+attention::TransposeArguments transpose_arguments(const ForwardProblem& problem, const ForwardPlan& plan,
+                                                  TensorMapEncoder encode);
 
 }  // namespace fa3::kernels

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <iterator>
+#include <limits>
 
 #include "attention/config.hpp"
 #include "hopper/shared_tile.hpp"
@@ -25,16 +26,18 @@ struct ForwardRow {
   int full_from, causal_from;
 };
 
-inline constexpr int always = 0;
+inline constexpr int always = 0, never = std::numeric_limits<int>::max();
 
 /// What all e4m3 rows have in common. Edges, pipeline and maximum say what forward_fp8.hpp does, which has no other
 /// way.
-constexpr ForwardConfig fp8(int d, int d_v, int tile_q, int stages, int q_buffers, int pv_columns) {
+constexpr ForwardConfig fp8(int d, int d_v, int tile_q, int stages, int q_buffers, int pv_columns,
+                            bool v_is_transposed = false) {
   ForwardConfig config{Element::e4m3, d,           d_v, tile_q, 128, stages, q_buffers, Output::by_registers,
                        Edges::branch, Turns::gemm, 1};
   config.pipeline = Pipeline::none;
   config.maximum = Maximum::before;
   config.pv_columns = pv_columns;
+  config.v_is_transposed = v_is_transposed;
   return config;
 }
 
@@ -60,10 +63,15 @@ inline constexpr ForwardRow forward_rows[] = {
     {"bf16_d192",           {Element::bf16, 192, 192, 128,   112,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256",           {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256_cluster",   {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
-    //                    fp8(d,  d_v, tile_q stages q_buffers pv_columns)
-    {"e4m3_d64",            {fp8(64,  64,  192, 3, 2, 64)}, always, always},
-    {"e4m3_d128",           {fp8(128, 128, 192, 3, 2, 64)}, always, always},
-    {"e4m3_d256",           {fp8(256, 256, 128, 2, 1, 64)}, always, always},
+    //                      fp8(d,   d_v, tile_q stages q_buffers pv_columns v_is_transposed)
+    {"e4m3_d64",            {fp8(64,  64,  192,   3,     2,        64)},              always, always},
+    {"e4m3_d96",            {fp8(96,  96,  192,   3,     2,        96)},              always, always},
+    {"e4m3_d128",           {fp8(128, 128, 192,   3,     2,        64)},              always, always},
+    {"e4m3_d192",           {fp8(192, 192, 128,   2,     1,        96)},              always, always},
+    {"e4m3_d256",           {fp8(256, 256, 128,   2,     1,        64)},              always, always},
+    {"e4m3_d64_vt",         {fp8(64,  64,  192,   4,     2,        64, true)},        never,  never},
+    {"e4m3_d128_vt",        {fp8(128, 128, 192,   4,     2,        64, true)},        16384,  16384},
+    {"e4m3_d256_vt",        {fp8(256, 256, 128,   3,     1,        64, true)},        8192,   16384},
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));
@@ -92,14 +100,16 @@ constexpr bool fits(const Config& row, fa3_dtype dtype, std::int64_t d, std::int
 }
 
 /// Index of the row for a problem: of those that fit, the ones with the least work on padding, of these the last that
-/// takes sequences of this length, `seqlen` being the shorter of queries and keys. -1: none.
+/// takes sequences of this length, `seqlen` being the shorter of queries and keys. For a d-major V, which only some
+/// take, the length does not count. -1: none.
 constexpr int select_forward_row(fa3_dtype dtype, std::int64_t d, std::int64_t d_v, std::int64_t seqlen = 0,
-                                 bool causal = false) {
+                                 bool causal = false, bool v_is_d_major = false) {
   const auto features = [](int row) { return forward_rows[row].config.d + forward_rows[row].config.d_v; };
   int best = -1;
   for (int i = 0; i < forward_row_count; ++i) {
     const ForwardRow& row = forward_rows[i];
-    if (fits(row.config, dtype, d, d_v) && seqlen >= (causal ? row.causal_from : row.full_from) &&
+    if (fits(row.config, dtype, d, d_v) &&
+        (v_is_d_major ? row.config.v_is_transposed : seqlen >= (causal ? row.causal_from : row.full_from)) &&
         (best < 0 || features(i) <= features(best)))
       best = i;
   }
@@ -109,9 +119,11 @@ constexpr int select_forward_row(fa3_dtype dtype, std::int64_t d, std::int64_t d
 /// Bytes of the tiles in shared memory; barriers add less than a kilobyte (checked in simulate/row.hpp).
 constexpr int shared_tile_bytes(const ForwardConfig& c) {
   const int d = hopper::stored_columns(c.stored_d()), d_v = hopper::stored_columns(c.stored_d_v());
-  return 2 * (c.q_buffers * c.tile_q * d + c.stages * c.tile_kv * (d + d_v) +
+  return 2 * (c.q_buffers * c.tile_q * d +
+              c.stages * (c.tile_kv * d +
+                          (c.v_is_transposed ? c.d_v * hopper::stored_columns(c.tile_kv / 2) : c.tile_kv * d_v)) +
               (c.output == Output::own_buffer ? c.tile_q * d_v : 0) +
-              (c.fp8() ? c.stages * c.d_v * hopper::stored_columns(c.tile_kv / 2) : 0));
+              (c.transposes_v() ? c.stages * c.d_v * hopper::stored_columns(c.tile_kv / 2) : 0));
 }
 
 }  // namespace fa3::kernels

@@ -18,6 +18,7 @@
 #include "kernels/quantize_launch.hpp"
 #include "kernels/strided_copy.hpp"
 #include "kernels/tensor_map.hpp"
+#include "kernels/transpose_values.hpp"
 #include "of_rows.hpp"
 
 namespace fa3::kernels {
@@ -53,6 +54,7 @@ int prepare(int device) {
   prepare_backward();
   prepare_quantize();
   cudaFuncAttributes attributes;
+  check(cudaFuncGetAttributes(&attributes, transpose_values_kernel().function), "cudaFuncGetAttributes");
   check(cudaFuncGetAttributes(&attributes, strided_copy_kernel()), "cudaFuncGetAttributes");
   return attribute(cudaDevAttrMultiProcessorCount, device);
 }
@@ -80,7 +82,14 @@ void launch(const Kernel& kernel, ForwardPlan plan, const ForwardProblem& proble
   if (args.next_item != nullptr) check(cudaMemsetAsync(args.next_item, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
   copy_in(problem.q, plan.q, stream);
   copy_in(problem.k, plan.k, stream);
-  copy_in(problem.v, plan.v, stream);
+  if (plan.config.v_is_transposed) {
+    const attention::TransposeArguments transpose = transpose_arguments(problem, plan, encode_tensor_map);
+    if (transpose.items > 0)
+      launch_kernel(transpose_values_kernel(), &transpose, transpose.items, false, stream,
+                    "launch of transpose_values");
+  } else {
+    copy_in(problem.v, plan.v, stream);
+  }
 
   launch_kernel(kernel, &args, ctas, false, stream, "launch of the forward kernel");
   copy_out(plan.o, problem.o, stream);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "error.hpp"
 
@@ -50,6 +51,13 @@ TensorRef pairs_of(TensorRef tensor) {
   return tensor;
 }
 
+TensorRef pairs_of_keys(TensorRef v) {
+  std::swap(v.shape[1], v.shape[3]);
+  std::swap(v.stride[1], v.stride[3]);
+  ++v.shape[3];
+  return pairs_of(v);
+}
+
 bool tma_can_address(const TensorRef& tensor) {
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0) return false;
   if (tensor.shape[3] > 1 && tensor.stride[3] != 1) return false;
@@ -83,10 +91,29 @@ void check_tiles(const char* what, std::int64_t length, std::int64_t rows, std::
                 std::string("batch * ") + what + " / " + std::to_string(rows) + ") exceeds 2^30 tiles");
 }
 
+namespace {
+
+/// Room in the workspace for V^T as the kernel takes it: [batch, d_v, kv_heads, keys], in pairs of keys, which are
+/// whole blocks of FA3_SCALE_ROWS.
+StagedTensor transposed(const TensorRef& v, std::size_t& workspace_bytes) {
+  StagedTensor staged{v, false, 0};
+  if (v.empty()) return staged;
+  const std::int64_t pairs = (v.shape[1] + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS * FA3_SCALE_ROWS / 2;
+  const auto& [batch, keys, heads, features] = v.shape;
+  staged.tensor = {nullptr, {batch, features, heads, pairs}, {heads * features * pairs, pairs, features * pairs, 1}};
+  staged.copied = true;
+  staged.offset = workspace_bytes;
+  workspace_bytes += align(std::size_t(batch * heads * features * pairs * bytes_each));
+  return staged;
+}
+
+}  // namespace
+
 ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
   // With a margin no row with clusters: the neighbour that a CTA needs may be what is left free.
   const std::int64_t seqlen = problem.sm_margin > 0 ? 0 : std::min(problem.seqlen_q, problem.seqlen_k);
-  if (row < 0) row = select_forward_row(problem.dtype, problem.d, problem.d_v, seqlen, problem.causal);
+  if (row < 0)
+    row = select_forward_row(problem.dtype, problem.d, problem.d_v, seqlen, problem.causal, problem.v_is_d_major());
   if (row < 0)
     throw Error(FA3_NOT_SUPPORTED, "no kernel for this dtype with d = " + std::to_string(problem.d) +
                                        ", d_v = " + std::to_string(problem.d_v));
@@ -102,8 +129,13 @@ ForwardPlan plan_forward(const ForwardProblem& problem, const ForwardRow& row) {
     throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + row.name +
                                           " does not fit d = " + std::to_string(problem.d) +
                                           ", d_v = " + std::to_string(problem.d_v) + " and this dtype");
+  if (problem.v_is_d_major() && !row.config.v_is_transposed)
+    throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + row.name + " does not take a V that is given d-major");
   check_lengths(problem);
   check_tiles("heads * ceil(seqlen_q", problem.seqlen_q, row.config.tile_q, problem.heads * problem.batch);
+  if (row.config.v_is_transposed)
+    check_tiles("kv_heads * ceil(seqlen_k", problem.seqlen_k, FA3_SCALE_ROWS,
+                2 * problem.kv_heads * problem.batch);  // two along the features
 
   plan.workspace_bytes = align(sizeof(unsigned));
   const auto input = [&](const char* name, const TensorRef& tensor) {
@@ -112,7 +144,7 @@ ForwardPlan plan_forward(const ForwardProblem& problem, const ForwardRow& row) {
   };
   plan.q = input("q", problem.q);
   plan.k = input("k", problem.k);
-  plan.v = input("v", problem.v);
+  plan.v = row.config.v_is_transposed ? transposed(problem.v, plan.workspace_bytes) : input("v", problem.v);
   plan.o = stage("o", problem.o, plan.workspace_bytes);
   return plan;
 }

@@ -30,7 +30,7 @@ void check_tiles(const char* what, std::int64_t length, std::int64_t rows, std::
 struct ForwardPlan {
   int row = -1;  // of forward_rows; -1: the row is another table's
   ForwardConfig config{};
-  StagedTensor q, k, v, o;
+  StagedTensor q, k, v, o;          // v: of rows that take it so V^T, in the workspace
   std::size_t workspace_bytes = 0;  // the scheduler's counter in the first bytes, then the copies
 };
 
@@ -51,5 +51,8 @@ bool tma_can_address(const TensorRef& tensor);
 
 /// A tensor of e4m3 as one of 16 bits, as which TMA reads it.
 TensorRef pairs_of(TensorRef tensor);
+/// The same of a d-major V: rows are features. The last pair may have one key only; the byte behind it is in its 16
+/// bytes.
+TensorRef pairs_of_keys(TensorRef v);
 
 }  // namespace fa3::kernels

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "attention/transpose_values.hpp"
 #include "hopper/sim/tensor_map.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/plan.hpp"
@@ -17,6 +18,16 @@ RowRunner runner(int row) {
   static constexpr auto runners =
       of_rows<kernels::forward_row_count>([]<int index>() { return &runner_of_row<index>; });
   return runners[std::size_t(row)]();
+}
+
+void transpose_values(const attention::TransposeArguments& args, const Options& options) {
+  Options own = options;
+  own.trace = false;
+  for (int cta = 0; cta < args.items; ++cta) {
+    Cluster cluster(own, cta, args.items, attention::transpose_threads, sizeof(attention::TransposeShared), 1);
+    cluster.run(
+        [&] { attention::transpose_values(*reinterpret_cast<attention::TransposeShared*>(cluster.shared()), args); });
+  }
 }
 
 }  // namespace
@@ -37,7 +48,11 @@ ForwardRun forward_with(RowRunner runner, kernels::ForwardPlan plan, const Forwa
   if (args.next_item != nullptr) *args.next_item = 0;
   copy_in(problem.q, plan.q);
   copy_in(problem.k, plan.k);
-  copy_in(problem.v, plan.v);
+  if (plan.config.v_is_transposed) {
+    transpose_values(kernels::transpose_arguments(problem, plan, &encode), options);
+  } else {
+    copy_in(problem.v, plan.v);
+  }
   const int cluster = plan.config.cluster;
   run.ctas = kernels::cta_count(args.order.count(), cluster, sm_count, problem.sm_margin);
   for (int cta = 0; cta < run.ctas; cta += cluster) {
