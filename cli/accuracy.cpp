@@ -16,6 +16,7 @@
 #include "error.hpp"
 #include "fp8.hpp"
 #include "npy.hpp"
+#include "sampled_rows.hpp"
 
 namespace fa3::cli {
 namespace {
