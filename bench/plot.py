@@ -12,23 +12,15 @@ Exit status: 0 drawn, 1 Matplotlib is missing, 2 wrong usage, a bad file, or a f
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import numbers
-import pathlib
 import sys
 from collections import Counter
+from collections.abc import Iterator
 
-try:
-    import matplotlib
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-except ImportError as error:
-    sys.exit(
-        f"plot.py: error: needs Matplotlib ({error}). Debian, Ubuntu: apt-get install python3-matplotlib; "
-        "elsewhere: python3 -m pip install matplotlib"
-    )
+from pictures import BadFile, add_head, head_height, length_text, require, require_keys, run
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 # Known implementations in the order of the legend; others follow under their names in the file.
 OWN_F16 = "own_f16"  # fa3's f16 kernel in rows of e4m3: a key of the row, not a peer
@@ -44,47 +36,21 @@ REQUIRED = {"op": str, "dtype": str, "d": int, "causal": bool, "seqlen": int, "b
             "kv_heads": int, "tflops": numbers.Real, "peers": dict}
 
 
-class BadFile(Exception):
-    """Ends the program with its message."""
-
-
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def require(value: object, kind: type, what: str) -> None:
-    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if not fits or (isinstance(value, numbers.Real) and not isinstance(value, bool) and not 0 < value < math.inf):
-        wanted = {str: "a string", int: "a positive integer", bool: "true or false", numbers.Real: "a positive number",
-                  dict: "an object", list: "a list"}[kind]
-        raise BadFile(f"{what} is {json.dumps(value)}; it must be {wanted}")
-
-
-def load(path: pathlib.Path) -> dict:
-    """The content of a result file, after what is read here was checked."""
-    try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadFile(f"cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BadFile(f"is not JSON: {error}") from error
-    require(result, dict, "the file")
-    for name, kind in (("device", str), ("date", str), ("source_hash", str), ("ceilings", dict), ("rows", list)):
-        if name not in result:
-            raise BadFile(f"has no {name!r}")
-        require(result[name], kind, name)
+def check(result: dict) -> None:
+    """What is read here of a result file."""
+    require_keys(result, {"ceilings": dict, "rows": list})
     for name, value in result["ceilings"].items():
         require(value, numbers.Real, f"ceilings.{name}")
     for index, row in enumerate(result["rows"]):
         require(row, dict, f"rows[{index}]")
-        for name, kind in REQUIRED.items():
-            if name not in row:
-                raise BadFile(f"rows[{index}] has no {name!r}")
-            require(row[name], kind, f"rows[{index}].{name}")
+        require_keys(row, REQUIRED, f"rows[{index}]")
         if OWN_F16 in row:
             require(row[OWN_F16], numbers.Real, f"rows[{index}].{OWN_F16}")
         for name, value in row["peers"].items():
             require(value, numbers.Real, f"rows[{index}].peers.{name}")
-    return result
 
 
 def size_of(row: dict) -> tuple[int, int]:
@@ -111,10 +77,6 @@ def grid_of(rows: list[dict], op: str) -> tuple[tuple[int, int], list[dict]] | N
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------
-
-
-def length_text(seqlen: int) -> str:
-    return f"{seqlen // 1024}k" if seqlen % 1024 == 0 else str(seqlen)
 
 
 def base_name(name: str) -> str:
@@ -191,17 +153,10 @@ def draw(result: dict, rows: list[dict], size: tuple[int, int], dtype: str) -> F
     ceiling = ceiling_of(result, dtype)
     top = max([rate for row in rows for rate in rates_of(row).values()] + [ceiling[1] if ceiling else 0])
 
-    # Title and legend have a strip above the panels, whose height does not depend on how many these are.
     width = max(7.0, 1.2 + 3.6 * len(dims))
     entries = len(styles) + bool(ceiling)
     columns = min(entries, int(width / 2.4))
-    strip = 0.75 + 0.24 * math.ceil(entries / columns)
-    height = strip + 2.9 * len(masks)
-    figure = Figure(figsize=(width, height))
-
-    def above(inches: float, text: str, **style: object) -> None:
-        figure.text(0.5, 1 - inches / height, text, ha="center", va="top", **style)
-
+    figure = Figure(figsize=(width, head_height(entries, columns) + 2.9 * len(masks)))
     panels = figure.subplots(len(masks), len(dims), sharex=True, sharey=True, squeeze=False)
     for i, causal in enumerate(masks):
         for j, d in enumerate(dims):
@@ -216,56 +171,23 @@ def draw(result: dict, rows: list[dict], size: tuple[int, int], dtype: str) -> F
                 axes.set_xlabel("seqlen")
     panels[0][0].set_ylim(0, 1.06 * top)
 
-    above(0.12, f"Attention {rows[0]['op']}, {dtype}, {result['device']}", fontsize=14)
     tokens, hidden = size
-    about = f"{tokens:,} tokens, hidden size {hidden}; {result['date']}, sources {result['source_hash'][:12]}"
-    above(0.44, about, fontsize=10, color="#444444")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 1 - 0.64 / height), ncols=columns,
-                  frameon=False, fontsize=10)  # fmt: skip
-    figure.tight_layout(rect=(0, 0, 1, 1 - strip / height), h_pad=1.5)
+    add_head(figure, result, f"Attention {rows[0]['op']}, {dtype}", f"{tokens:,} tokens, hidden size {hidden}", columns)
     return figure
 
 
-def device_text(device: str) -> str:
-    """As in the folders of bench/results: "NVIDIA H200" is h200."""
-    text = device.removeprefix("NVIDIA ").lower()
-    return "_".join("".join(c if c.isalnum() else " " for c in text).split())
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("result", type=pathlib.Path, metavar="RESULT.json")
-    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(), metavar="DIR", help="default: here")
-    args = parser.parse_args(argv)
-    try:
-        result = load(args.result)
-        grids = {op: grid for op in OPS if (grid := grid_of(result["rows"], op))}
-        if not grids:
-            raise BadFile("holds no short measurement of a forward or backward pass with kv_heads = heads and d_v = d")
-    except BadFile as error:
-        print(f"plot.py: error: {args.result}: {error}", file=sys.stderr)
-        return 2
-    # Text stays text in the SVG, and the same file gives the same bytes.
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "fa3", "font.family": "sans-serif"}
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-        with matplotlib.rc_context(settings):
-            for op, (size, rows) in grids.items():
-                for dtype in dict.fromkeys(row["dtype"] for row in rows):
-                    figure = draw(result, [row for row in rows if row["dtype"] == dtype], size, dtype)
-                    for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 150})):
-                        path = args.out / f"{op}_{device_text(result['device'])}_{dtype}.{kind}"
-                        figure.savefig(path, **options)
-                        print(f"wrote {path}")
-    except OSError as error:
-        print(f"plot.py: error: --out: {error}", file=sys.stderr)
-        return 2
+def pictures_of(result: dict) -> Iterator[tuple[str, Figure]]:
+    check(result)
+    grids = {op: grid for op in OPS if (grid := grid_of(result["rows"], op))}
+    if not grids:
+        raise BadFile("holds no short measurement of a forward or backward pass with kv_heads = heads and d_v = d")
+    for op, (size, rows) in grids.items():
+        for dtype in dict.fromkeys(row["dtype"] for row in rows):
+            yield f"{op}_{{}}_{dtype}", draw(result, [row for row in rows if row["dtype"] == dtype], size, dtype)
     drawn = sum(len(rows) for _, rows in grids.values())
     if drawn < len(result["rows"]):
         print(f"{len(result['rows']) - drawn} of {len(result['rows'])} rows are not of the grid and were not drawn")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, pictures_of))

@@ -16,6 +16,8 @@
 #include "error.hpp"
 #include "fp8.hpp"
 #include "npy.hpp"
+#include "sampled_rows.hpp"
+#include "scripts.hpp"
 
 namespace fa3::cli {
 namespace {
@@ -27,7 +29,7 @@ using Json = nlohmann::ordered_json;
 constexpr int64_t paper_seqlen = 8192, longest_context = 262144, paper_heads = 16, paper_d = 128;
 
 struct AccuracyOptions {
-  std::string npz, device = "auto", out;
+  std::string npz, device = "auto", out, plot;
   std::vector<int64_t> d = {paper_d};
   int64_t seqlen = 0;  // 0: the default of the mode
   int64_t heads = paper_heads, seeds = 5, rows = 1024;
@@ -260,8 +262,8 @@ Json over_context(const AccuracyOptions& options, Device device) {
 }
 
 int accuracy(const AccuracyOptions& options) {
-  if (options.context && !options.npz.empty())
-    throw UsageError("--context and a .npz file are given; give one of them");
+  if (options.context && options.d.size() != 1)
+    throw UsageError(fmt::format("--d is {}; with --context it must be one head dim", fmt::join(options.d, ",")));
   if (options.context && options.seqlen != 0 && options.seqlen < 1024)
     throw UsageError(fmt::format("--seqlen is {}; with --context it must be at least 1024", options.seqlen));
   if (!options.out.empty()) check_writable(options.out);
@@ -271,10 +273,12 @@ int accuracy(const AccuracyOptions& options) {
                  {"date", fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr)))},
                  {"source_hash", fa3_source_hash()},
                  {"compiler", FA3_COMPILER}};
-  if (options.context)
+  if (options.context) {
+    result["d"] = options.d[0];
     result["context"] = over_context(options, device);
-  else
+  } else {
     result["accuracy"] = options.npz.empty() ? on_outliers(options, device) : on_file(options, device);
+  }
   if (!options.out.empty()) write_text(options.out, result.dump(1) + '\n');
   return exit_ok;
 }
@@ -286,9 +290,10 @@ void add_accuracy(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("accuracy", "Print the errors of f16 and FP8 against fp64");
   command->footer(
       "Without a file on random numbers with outliers, as in the FlashAttention-3 paper (section 4.3), whose figures\n"
-      "stand beside ours at d = 128. On a CPU the default takes minutes; --seeds, --heads and --seqlen shorten it.");
-  command->add_option("npz", options->npz, "A .npz file with q, k and v, [batch, seqlen, heads, d], to use instead")
-      ->option_text("FILE");
+      "stand beside ours at d = 128. On a CPU the default takes minutes; --seeds, --heads and --seqlen shorten it.\n"
+      "--context allows only --d (one), --seqlen, --device and --out; a file only --rows, --device and --out.");
+  command->add_option("FILE", options->npz, "A .npz file with q, k and v, [batch, seqlen, heads, d], to use instead")
+      ->type_name("");
   const auto number = [&](const char* name, int64_t& value, int64_t most, const char* text) {
     command->add_option(name, value, text)->option_text("N")->check(CLI::Range(int64_t(1), most));
   };
@@ -305,8 +310,23 @@ void add_accuracy(CLI::App& app, Action& action) {
   command->add_option("--device", options->device, "auto (the GPU if there is a usable one), cuda or cpu")
       ->option_text("DEVICE")
       ->check(CLI::IsMember({"auto", "cuda", "cpu"}));
-  command->add_option("--out", options->out, "A JSON file to write the result to")->option_text("FILE");
-  command->callback([&action, options] { action = [options] { return accuracy(*options); }; });
+  command
+      ->add_option("--out", options->out,
+                   "A JSON file to write the result to; with --plot the folder for the pictures, default: here")
+      ->option_text("PATH");
+  command->add_option("--plot", options->plot, "Compute nothing, draw a result file as SVG and PNG (needs Matplotlib)")
+      ->option_text("FILE");
+  command->callback([&action, options, command] {
+    if (!options->plot.empty())
+      allow_only(*command, "--plot", {"--out"});
+    else if (options->context)
+      allow_only(*command, "--context", {"--d", "--seqlen", "--device", "--out"});
+    else if (!options->npz.empty())
+      allow_only(*command, "FILE", {"--rows", "--device", "--out"});
+    action = [options] {
+      return options->plot.empty() ? accuracy(*options) : draw("plot_accuracy.py", options->plot, options->out);
+    };
+  });
 }
 
 }  // namespace fa3::cli

@@ -1,14 +1,11 @@
 // fa3 bench: times a pass over a grid of shapes; docs/benchmarks.md has the format of the result.
 #include <fmt/chrono.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 #include <ctime>
 #include <filesystem>
 #include <memory>
@@ -23,6 +20,7 @@
 #include "error.hpp"
 #include "fp8.hpp"
 #include "npy.hpp"
+#include "scripts.hpp"
 
 namespace fa3::cli {
 namespace {
@@ -225,10 +223,6 @@ double time_quantize(Device device, const ConstTensor& x, const QuantizeVariant&
 /// The quantiser beside a copy of the tensor it reads.
 int bench_quantize(const BenchOptions& options) {
   check_pass(options);
-  if (options.causal || options.full || options.peers || options.d_v || options.kv_heads || options.sm_margin)
-    throw UsageError(
-        "--op quantize knows of the other options only --d, --seqlen, --dtype, --batch, --heads, --mode, --device and "
-        "--out");
   const Device device = usable_device(options.device);
   if (!options.out.empty()) check_writable(options.out);
   // 2^27 elements, 256 MiB in 16 bits; on the cpu a hundredth of that.
@@ -326,47 +320,6 @@ int bench(const BenchOptions& options) {
   return exit_ok;
 }
 
-/// The first of `candidates` that exists.
-fs::path find(const char* what, const std::vector<fs::path>& candidates) {
-  std::string tried;
-  for (const fs::path& candidate : candidates) {
-    if (fs::exists(candidate)) return candidate;
-    tried += (tried.empty() ? "" : ", ") + candidate.string();
-  }
-  throw UsageError(fmt::format("{} was not found; looked for {}", what, tried));
-}
-
-/// The directory of the command itself.
-fs::path command_directory() {
-  std::error_code error;
-  return fs::read_symlink("/proc/self/exe", error).parent_path();
-}
-
-/// A script of bench/: of an installed command, else of the source tree.
-std::string find_script(const std::string& name) {
-  const fs::path here = command_directory();
-  return find(name.c_str(), {here / ".." / FA3_INSTALL_DATADIR / "fa3" / name,
-                             here / ".." / ".." / ".." / "bench" / name, fs::path("bench") / name});
-}
-
-/// Becomes python3 with these arguments; comes back only to say why not.
-[[noreturn]] void become_python(std::vector<std::string> words) {
-  words.insert(words.begin(), "python3");
-  std::vector<char*> argv;
-  for (std::string& word : words) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  std::fflush(stdout);
-  execvp(argv[0], argv.data());
-  throw std::runtime_error(fmt::format("python3 cannot be started: {}", std::strerror(errno)));
-}
-
-/// Draws a result file.
-int bench_plot(const BenchOptions& options) {
-  std::vector<std::string> words = {find_script("plot.py"), options.plot};
-  if (!options.out.empty()) words.insert(words.end(), {"--out", options.out});
-  become_python(words);
-}
-
 /// Times fa3 beside its peers in one process.
 int bench_with_peers(const BenchOptions& options) {
   check_pass(options);
@@ -462,9 +415,12 @@ void add_bench(CLI::App& app, Action& action) {
           ->option_text("FILE");
   for (CLI::Option* other : command->get_options())
     if (other != plot && other != out && other != command->get_help_ptr()) plot->excludes(other);
-  command->callback([&action, options] {
+  command->callback([&action, options, command] {
+    if (options->op == "quantize")
+      allow_only(*command, "--op quantize",
+                 {"--d", "--seqlen", "--dtype", "--batch", "--heads", "--mode", "--device", "--out"});
     action = [options] {
-      return !options->plot.empty()      ? bench_plot(*options)
+      return !options->plot.empty()      ? draw("plot.py", options->plot, options->out)
              : options->op == "quantize" ? bench_quantize(*options)
              : options->peers            ? bench_with_peers(*options)
                                          : bench(*options);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdio>
@@ -53,6 +54,15 @@ void add_sm_margin(CLI::App& command, std::optional<int>& sm_margin, const std::
   command.add_option("--sm-margin", sm_margin, text + "; nothing on the cpu")
       ->option_text("N")
       ->check(CLI::Range(0, std::numeric_limits<int>::max()));
+}
+
+void allow_only(const CLI::App& command, const std::string& mode, const std::vector<std::string>& allowed) {
+  const std::string own = mode.substr(0, mode.find(' '));
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() > 0 && name != own && std::ranges::count(allowed, name) == 0)
+      throw UsageError(fmt::format("{} is given; {} allows only {}", name, mode, fmt::join(allowed, ", ")));
+  }
 }
 
 void write_text(const std::string& path, const std::string& text) {

@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "check/device.hpp"
 #include "fa3/fa3.hpp"
@@ -65,6 +66,9 @@ std::string kernel_name(const Target& target, ConstTensor q, ConstTensor k, Cons
 
 /// Adds --sm-margin to a command.
 void add_sm_margin(CLI::App& command, std::optional<int>& sm_margin, const std::string& text);
+
+/// Throws UsageError if another option is given than that of `mode` ("--op quantize") and those it allows.
+void allow_only(const CLI::App& command, const std::string& mode, const std::vector<std::string>& allowed);
 
 /// Writes a file and says so. Throws FileError.
 void write_text(const std::string& path, const std::string& text);

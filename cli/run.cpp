@@ -20,6 +20,7 @@
 #include "fp8.hpp"
 #include "npy.hpp"
 #include "reference/backward.hpp"
+#include "sampled_rows.hpp"
 #include "simulate/backward.hpp"
 #include "simulate/forward.hpp"
 

@@ -12,7 +12,9 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/fa3 DESTINATION ${CMAKE_INSTALL_
 if(TARGET fa3_command)
   install(TARGETS fa3_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
   install(PROGRAMS ${PROJECT_SOURCE_DIR}/bench/compare.py ${PROJECT_SOURCE_DIR}/bench/plot.py
+                   ${PROJECT_SOURCE_DIR}/bench/plot_accuracy.py
           DESTINATION ${CMAKE_INSTALL_DATADIR}/fa3)
+  install(FILES ${PROJECT_SOURCE_DIR}/bench/pictures.py DESTINATION ${CMAKE_INSTALL_DATADIR}/fa3)
 endif()
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 

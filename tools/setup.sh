@@ -76,14 +76,14 @@ pip_install() {
   python3 -m venv "$1" && "$1/bin/pip" install -q "${@:2}"
 }
 
-# ensure_matplotlib DIRECTORY: for the tests of bench/plot.py, in the virtual environment DIRECTORY where python3 has none.
+# ensure_matplotlib DIRECTORY: for the tests of bench/plot*.py, in the virtual environment DIRECTORY where python3 has none.
 # Without it (no network, say) they are skipped.
 ensure_matplotlib() {
   local python
   for python in python3 "$1/bin/python3"; do
     "$python" -c 'import matplotlib' 2>/dev/null && return
   done
-  echo "installing Matplotlib into $1 for the tests of bench/plot.py"
+  echo "installing Matplotlib into $1 for the tests of bench/plot*.py"
   pip_install "$1" 'matplotlib>=3.6' || echo "that failed: these tests will be skipped"
 }
 

@@ -94,6 +94,10 @@ fa3_tensor to_c(const BasicView<Pointer, 4>& view) {
   return tensor;
 }
 
+inline fa3_scales to_c(const ScalesView& view) {
+  return {view.data, view.per_block, 0, {view.stride[0], view.stride[1], view.per_block ? view.stride[2] : 0}};
+}
+
 /// That `view` has the extents `shape`, called `letters`; else says what it has.
 template <class Pointer, std::size_t rank>
 Status expect_shape(const BasicView<Pointer, rank>& view, const char* name, const std::array<std::int64_t, rank>& shape,
@@ -103,6 +107,22 @@ Status expect_shape(const BasicView<Pointer, rank>& view, const char* name, cons
   wanted.shape = shape;
   return Status(FA3_INVALID_ARGUMENT, std::string(name) + ": shape is " + shape_text(view) + ", expected " + letters +
                                           " = " + shape_text(wanted));
+}
+
+/// Blocks of rows that have a scale.
+inline std::int64_t scale_blocks(std::int64_t seqlen) { return (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS; }
+
+/// Scales that are not of blocks.
+inline BasicView<const void*, 2> head_scales(const ScalesView& view) {
+  return {view.data, {view.shape[0], view.shape[1]}, Dtype::f32};
+}
+
+/// The same of scales, whose extents are `of_blocks` or, if they are not of blocks, `of_heads`.
+inline Status expect_shape(const ScalesView& view, const char* name, const std::array<std::int64_t, 3>& of_blocks,
+                           const char* block_letters, const std::array<std::int64_t, 2>& of_heads,
+                           const char* head_letters) {
+  if (!view.per_block) return expect_shape(head_scales(view), name, of_heads, head_letters);
+  return expect_shape(BasicView<const void*, 3>(view.data, view.shape, Dtype::f32), name, of_blocks, block_letters);
 }
 
 /// Fills what both passes have from q, k and v, and checks the tensors added to it against those.
@@ -165,22 +185,14 @@ class ParamsBuilder {
     if (status_) same_device(view.device, "lse");
     for (std::size_t i = 0; i < 3; ++i) params_.lse_stride[i] = view.stride[i];
   }
-  /// Scales of a tensor of `heads` heads, called `heads_letter`, and `seqlen` rows.
-  void scales(const ScalesView& view, const char* name, std::int64_t heads, const char* heads_letter,
-              std::int64_t seqlen, const char* seqlen_letter, fa3_scales& to) {
+  /// Scales of a tensor of `heads` heads and `seqlen` rows, those of blocks being `block_letters`.
+  void scales(const ScalesView& view, const char* name, std::int64_t heads, std::int64_t seqlen,
+              const char* block_letters, fa3_scales& to) {
     if (!status_ || view.data == nullptr) return;
-    if (view.per_block) {
-      const BasicView<const void*, 3> given(view.data, view.shape, Dtype::f32);
-      const std::string letters = std::string("[batch, ") + heads_letter + ", ceil(" + seqlen_letter + " / " +
-                                  std::to_string(FA3_SCALE_ROWS) + ")]";
-      status_ = expect_shape(given, name, {params_.batch, heads, (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS},
-                             letters.c_str());
-    } else {
-      const BasicView<const void*, 2> given(view.data, {view.shape[0], view.shape[1]}, Dtype::f32);
-      status_ = expect_shape(given, name, {params_.batch, params_.kv_heads}, "[batch, kv_heads]");
-    }
+    status_ = expect_shape(view, name, {params_.batch, heads, scale_blocks(seqlen)}, block_letters,
+                           {params_.batch, params_.kv_heads}, "[batch, kv_heads]");
     if (status_) same_device(view.device, name);
-    to = {view.data, view.per_block, 0, {view.stride[0], view.stride[1], view.per_block ? view.stride[2] : 0}};
+    to = to_c(view);
   }
 
   /// The first thing that was wrong.
@@ -218,9 +230,11 @@ inline Status forward_params(const ConstTensor& q, const ConstTensor& k, const C
                     "lse.data is null, but the tensor is not empty; leave lse out if it is not wanted");
     params.lse = static_cast<float*>(lse->data);
   }
-  builder.scales(options.q_scale, "q_scale", params.heads, "heads", params.seqlen_q, "seqlen_q", params.q_scale);
-  builder.scales(options.k_scale, "k_scale", params.kv_heads, "kv_heads", params.seqlen_k, "seqlen_k", params.k_scale);
-  builder.scales(options.v_scale, "v_scale", params.kv_heads, "kv_heads", params.seqlen_k, "seqlen_k", params.v_scale);
+  constexpr const char* q_blocks = "[batch, heads, ceil(seqlen_q / 128)]";
+  constexpr const char* k_blocks = "[batch, kv_heads, ceil(seqlen_k / 128)]";
+  builder.scales(options.q_scale, "q_scale", params.heads, params.seqlen_q, q_blocks, params.q_scale);
+  builder.scales(options.k_scale, "k_scale", params.kv_heads, params.seqlen_k, k_blocks, params.k_scale);
+  builder.scales(options.v_scale, "v_scale", params.kv_heads, params.seqlen_k, k_blocks, params.v_scale);
   return builder.status();
 }
 
@@ -260,21 +274,15 @@ inline Status quantize_params(const ConstTensor& x, const Tensor& y, const Scale
   params.seed = options.seed;
   if (Status s = expect_shape(y, "y", x.shape, "[batch, seqlen, heads, d]"); !s) return s;
   if (scale.data != nullptr) {
-    const std::int64_t blocks = (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS;
-    const BasicView<const void*, 3> whole(scale.data, scale.shape, Dtype::f32);
-    const BasicView<const void*, 2> of_heads(scale.data, {scale.shape[0], scale.shape[1]}, Dtype::f32);
-    Status s = scale.per_block
-                   ? expect_shape(whole, "scale", {batch, heads, blocks}, "[batch, heads, ceil(seqlen / 128)]")
-                   : expect_shape(of_heads, "scale", {batch, scale.shape[1]}, "[batch, a divisor of heads]");
+    Status s = expect_shape(scale, "scale", {batch, heads, scale_blocks(seqlen)}, "[batch, heads, ceil(seqlen / 128)]",
+                            {batch, scale.shape[1]}, "[batch, a divisor of heads]");
     if (s && (scale.shape[1] < 1 || heads % scale.shape[1] != 0))
-      s = Status(FA3_INVALID_ARGUMENT, "scale: shape is " + shape_text(of_heads) +
+      s = Status(FA3_INVALID_ARGUMENT, "scale: shape is " + shape_text(head_scales(scale)) +
                                            "; the second extent must be a divisor of heads = " + std::to_string(heads));
     if (!s) return s;
     params.scale_heads = scale.per_block ? 0 : scale.shape[1];
   }
-  params.scale.data = scale.data;
-  params.scale.per_block = scale.per_block;
-  for (std::size_t i = 0; i < 3; ++i) params.scale.stride[i] = scale.stride[i];
+  params.scale = to_c(scale);
   for (const auto& [other, name] : {std::pair{y.device, "y"}, {scale.data ? scale.device : x.device, "scale"}})
     if (other != x.device && resolve(other) != device)
       return Status(FA3_INVALID_ARGUMENT, std::string(name) + ": is on another device than x");

@@ -3,58 +3,29 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
-#include <ostream>
 #include <string>
 #include <vector>
 
 #include "backward_data.hpp"
+#include "bad_input.hpp"
 
 namespace fa3::test {
 namespace {
 
-struct BadInput {
-  const char* name;
-  std::function<void(BackwardData&)> spoil;
-  std::vector<std::string> words;  // all of them must be in the message
-  fa3_status status = FA3_INVALID_ARGUMENT;
-};
+constexpr Calls<fa3_backward_params> backward_calls = {fa3_backward, fa3_backward_supported,
+                                                       fa3_backward_workspace_size, fa3_backward_kernel};
 
-void PrintTo(const BadInput& bad, std::ostream* out) { *out << bad.name; }
+class BadBackwardInputTest : public testing::TestWithParam<BadInput<BackwardData>> {};
 
-class BadBackwardInputTest : public testing::TestWithParam<BadInput> {};
-
-TEST_P(BadBackwardInputTest, IsRefused) {
-  BackwardData data;
-  ASSERT_EQ(fa3_backward_supported(&data.params), FA3_OK) << fa3_last_error();
-  GetParam().spoil(data);
-
-  ASSERT_EQ(fa3_backward(&data.params, nullptr, 0, nullptr), GetParam().status) << fa3_last_error();
-  const std::string message = fa3_last_error();
-  for (const std::string& word : GetParam().words)
-    EXPECT_NE(message.find(word), std::string::npos) << "no \"" << word << "\" in: " << message;
-  EXPECT_TRUE(data.outputs_untouched());
-  EXPECT_TRUE(data.inputs_untouched());
-
-  EXPECT_EQ(fa3_backward_supported(&data.params), GetParam().status);
-  EXPECT_EQ(fa3_last_error(), message);
-  std::size_t bytes = 77;
-  EXPECT_EQ(fa3_backward_workspace_size(&data.params, &bytes), GetParam().status);
-  EXPECT_EQ(fa3_last_error(), message);
-  EXPECT_EQ(bytes, 77u);
-  const char* name = "untouched";
-  EXPECT_EQ(fa3_backward_kernel(&data.params, &name), GetParam().status);
-  EXPECT_EQ(fa3_last_error(), message);
-  EXPECT_STREQ(name, "untouched");
-}
+TEST_P(BadBackwardInputTest, IsRefused) { expect_refused(GetParam(), backward_calls); }
 
 template <class T>
 T* shifted(T* pointer, std::ptrdiff_t bytes) {
   return reinterpret_cast<T*>(reinterpret_cast<char*>(pointer) + bytes);
 }
 
-const BadInput bad_inputs[] = {
+const BadInput<BackwardData> bad_inputs[] = {
     {"StructSize", [](auto& x) { x.params.struct_size -= 8; }, {"struct_size", "sizeof(fa3_backward_params)"}},
     {"StructSizeOfTheForwardPass", [](auto& x) { x.params.struct_size = sizeof(fa3_forward_params); }, {"struct_size"}},
     {"ApiVersion", [](auto& x) { x.params.api_version = 2; }, {"api_version", "2", "1"}},

@@ -1,15 +1,15 @@
 // fa3_quantize as a program sees it: refusals, the C++ layer, and the GPU against the CPU.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
-#include <functional>
-#include <ostream>
 #include <random>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "bad_input.hpp"
 #include "fa3/fa3.hpp"
+#include "problem_data.hpp"
 
 #ifdef FA3_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -24,7 +24,7 @@ struct QuantizeData {
   static constexpr std::uint8_t poison = 0xa5;
   static constexpr float poison_scale = -12345;
 
-  std::vector<std::uint16_t> x = std::vector<std::uint16_t>(batch * seqlen * heads * d + spare, 0x3c00);
+  std::vector<std::uint16_t> x = std::vector<std::uint16_t>(batch * seqlen * heads * d + spare, one_f16);
   std::vector<std::uint8_t> y = std::vector<std::uint8_t>(batch * seqlen * heads * d + spare, poison);
   std::vector<float> scale = std::vector<float>(batch * heads * blocks + spare, poison_scale);
   std::vector<float> cosines = std::vector<float>(seqlen * d / 2, 1.0f), sines = std::vector<float>(seqlen * d / 2);
@@ -49,13 +49,14 @@ struct QuantizeData {
   }
   QuantizeData(const QuantizeData&) = delete;
 
-  bool untouched() const {
+  bool outputs_untouched() const {
     for (const std::uint8_t b : y)
       if (b != poison) return false;
     for (const float s : scale)
       if (s != poison_scale) return false;
     return true;
   }
+  bool inputs_untouched() const { return std::ranges::count(x, one_f16) == std::ssize(x); }
   void scale_heads(std::int64_t count) {
     params.scaling = FA3_SCALING_HEAD;
     params.scale_heads = count;
@@ -63,39 +64,19 @@ struct QuantizeData {
   }
 };
 
-struct BadInput {
-  const char* name;
-  std::function<void(QuantizeData&)> spoil;
-  std::vector<std::string> words;  // all of them must be in the message
-  fa3_status status = FA3_INVALID_ARGUMENT;
-};
-void PrintTo(const BadInput& bad, std::ostream* out) { *out << bad.name; }
+constexpr Calls<fa3_quantize_params> quantize_calls = {fa3_quantize, fa3_quantize_supported,
+                                                       fa3_quantize_workspace_size};
 
-class QuantizeBadInput : public testing::TestWithParam<BadInput> {};
+class QuantizeBadInput : public testing::TestWithParam<BadInput<QuantizeData>> {};
 
-TEST_P(QuantizeBadInput, IsRefused) {
-  QuantizeData data;
-  ASSERT_EQ(fa3_quantize_supported(&data.params), FA3_OK) << fa3_last_error();
-  GetParam().spoil(data);
-  ASSERT_EQ(fa3_quantize(&data.params, nullptr, 0, nullptr), GetParam().status) << fa3_last_error();
-  const std::string message = fa3_last_error();
-  for (const std::string& word : GetParam().words)
-    EXPECT_NE(message.find(word), std::string::npos) << "no \"" << word << "\" in: " << message;
-  EXPECT_TRUE(data.untouched());
-  EXPECT_EQ(fa3_quantize_supported(&data.params), GetParam().status);
-  EXPECT_EQ(fa3_last_error(), message);
-  std::size_t bytes = 77;
-  EXPECT_EQ(fa3_quantize_workspace_size(&data.params, &bytes), GetParam().status);
-  EXPECT_EQ(fa3_last_error(), message);
-  EXPECT_EQ(bytes, 77u);
-}
+TEST_P(QuantizeBadInput, IsRefused) { expect_refused(GetParam(), quantize_calls); }
 
 template <class T>
 T* byte_later(T* pointer) {
   return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(pointer) + 1);
 }
 
-const BadInput bad_inputs[] = {
+const BadInput<QuantizeData> bad_inputs[] = {
     {"StructSize", [](auto& x) { x.params.struct_size = 8; }, {"struct_size", "8"}},
     {"ApiVersion", [](auto& x) { x.params.api_version = 7; }, {"api_version", "7", "1"}},
     {"Device", [](auto& x) { x.params.device = 0; }, {"device is 0", "FA3_DEVICE_CUDA", "FA3_DEVICE_CPU"}},
@@ -198,7 +179,7 @@ TEST(Quantize, EmptyTensorsAreNotTouched) {
       data.params.device = device;
       data.params.x.data = data.params.y.data = nullptr;
       EXPECT_EQ(fa3_quantize(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
-      EXPECT_TRUE(data.untouched());
+      EXPECT_TRUE(data.outputs_untouched());
     }
 }
 
@@ -280,7 +261,7 @@ TEST(Quantize, CppLayerChecksShapesAndDevices) {
     EXPECT_EQ(status.code(), FA3_INVALID_ARGUMENT);
     for (const std::string& word : words)
       EXPECT_NE(status.message().find(word), std::string::npos) << "no \"" << word << "\" in: " << status.message();
-    EXPECT_TRUE(data.untouched());
+    EXPECT_TRUE(data.outputs_untouched());
   };
   float* const s = data.scale.data();
   Tensor other = y;
@@ -417,7 +398,7 @@ TEST(QuantizeOnCuda, HostPointersAreRefused) {
   data.params.device = FA3_DEVICE_CUDA;
   EXPECT_EQ(fa3_quantize(&data.params, nullptr, 0, nullptr), FA3_INVALID_ARGUMENT);
   EXPECT_EQ(std::string(fa3_last_error()).rfind("x.data", 0), 0u) << fa3_last_error();
-  EXPECT_TRUE(data.untouched());
+  EXPECT_TRUE(data.outputs_untouched());
 }
 
 #endif

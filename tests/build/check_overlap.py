@@ -32,6 +32,7 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -242,6 +243,23 @@ def read_loop(code: list[Instruction], edges: list[list[int]], header: int, memb
     return loop
 
 
+class Places:
+    """What stands where in the code of one trip."""
+
+    def __init__(self, code: list[Instruction]) -> None:
+        self.code = code
+        self.s = self.where(is_s)
+        self.pv = self.where(is_pv)
+        self.exponentials = self.where(is_exponential)
+        self.waits = self.where(lambda x: pending(x) is not None and not x.guarded)
+        self.takes = self.where(lambda x: x.opcode.startswith("BAR.SYNC") and not x.guarded)
+        self.gives = self.where(lambda x: x.opcode.startswith("BAR.ARV") and not x.guarded)
+        self.keys = 2 * audit_sass.accumulator_count(code[self.s[0]])
+
+    def where(self, stands: Callable[[Instruction], bool]) -> list[int]:
+        return [i for i, x in enumerate(self.code) if stands(x)]
+
+
 def find_serialised(loop: Loop, code: list[Instruction], name: str, product: list[int]) -> None:
     """Whether the instructions at `product` are not one group."""
     for x in code[product[0] : product[-1]]:
@@ -251,93 +269,77 @@ def find_serialised(loop: Loop, code: list[Instruction], name: str, product: lis
         loop.find("", f"{code[product[-1]].address:#06x} {code[product[-1]].opcode}: {name} is not committed")
 
 
+def find_hand_over(loop: Loop, claim: str, at: Places, last: int, first_words: str, last_words: str) -> None:
+    """Whether the turn is not taken after the exponentials and passed right after `last`, the turn's last product."""
+    if len(at.takes) != 1 or len(at.gives) != 1:
+        loop.find(claim, f"the turn is taken {len(at.takes)} times and passed {len(at.gives)} times")
+        return
+    if at.takes[0] < max(at.exponentials):
+        loop.find(claim, f"the turn is not taken between the last exponential and {first_words}")
+    if at.gives[0] < last or any(x.name in ("SYNCS", "WARPGROUP", "MUFU") for x in at.code[last : at.gives[0]]):
+        loop.find(claim, f"the turn is not passed right after {last_words}")
+
+
 def read_schedule_alone(loop: Loop) -> None:
     """As read_schedule, of a row that claims `alone`."""
     first = next(i for i, x in enumerate(loop.common) if is_pv(x))
-    code = loop.common[first:] + loop.common[:first]
-    s = [i for i, x in enumerate(code) if is_s(x)]
-    pv = [i for i, x in enumerate(code) if is_pv(x)]
-    exponentials = [i for i, x in enumerate(code) if is_exponential(x)]
-    waits = [i for i, x in enumerate(code) if pending(x) is not None and not x.guarded]
-    if pv[-1] > s[0]:
+    at = Places(loop.common[first:] + loop.common[:first])
+    if at.pv[-1] > at.s[0]:
         loop.find("", "not one P V and one S per trip")
         return
 
-    keys = 2 * audit_sass.accumulator_count(code[s[0]])
-    steps = keys // 32
-    parts = [pv[i : i + steps] for i in range(0, len(pv), steps)]
-    find_serialised(loop, code, "S", s)
+    steps = at.keys // 32
+    parts = [at.pv[i : i + steps] for i in range(0, len(at.pv), steps)]
+    find_serialised(loop, at.code, "S", at.s)
     for part in parts:
-        find_serialised(loop, code, "a part of P V", part)
-    if len(pv) % steps != 0 or len(exponentials) != keys // 2:
-        loop.find("", f"{len(pv)} QGMMAs of P V and {len(exponentials)} EX2, not parts of {steps}, and {keys // 2}")
+        find_serialised(loop, at.code, "a part of P V", part)
+    if len(at.pv) % steps != 0 or len(at.exponentials) != at.keys // 2:
+        numbers = f"{len(at.pv)} QGMMAs of P V and {len(at.exponentials)} EX2"
+        loop.find("", f"{numbers}, not parts of {steps}, and {at.keys // 2}")
         return
 
     # What is in flight when: after every part but the first the one before is awaited, after the last one itself.
-    wanted = [(part[-1], 1) for part in parts[1:]] + [(pv[-1], 0)]
-    found = [(max(i for i in pv if i < wait), pending(code[wait])) for wait in waits if wait < s[0]]
+    wanted = [(part[-1], 1) for part in parts[1:]] + [(at.pv[-1], 0)]
+    found = [(max(i for i in at.pv if i < wait), pending(at.code[wait])) for wait in at.waits if wait < at.s[0]]
     if found != wanted:
         loop.find(ALONE, "P V is not awaited part by part, each with the next in flight")
-    ready = next((i for i in waits if i > s[-1]), None)
-    if ready is None or pending(code[ready]) != 0 or any(i < ready for i in exponentials):
+    ready = next((i for i in at.waits if i > at.s[-1]), None)
+    if ready is None or pending(at.code[ready]) != 0 or any(i < ready for i in at.exponentials):
         loop.find(ALONE, "S is not awaited between its issue and the exponentials")
-
-    take = [i for i, x in enumerate(code) if x.opcode.startswith("BAR.SYNC") and not x.guarded]
-    give = [i for i, x in enumerate(code) if x.opcode.startswith("BAR.ARV") and not x.guarded]
-    if len(take) != 1 or len(give) != 1:
-        loop.find(ALONE, f"the turn is taken {len(take)} times and passed {len(give)} times")
-        return
-    if take[0] < max(exponentials):
-        loop.find(ALONE, "the turn is not taken between the last exponential and P V")
-    if give[0] < s[-1] or any(x.name in ("SYNCS", "WARPGROUP", "MUFU") for x in code[s[-1] : give[0]]):
-        loop.find(ALONE, "the turn is not passed right after S")
+    find_hand_over(loop, ALONE, at, at.s[-1], "P V", "S")
 
 
 def read_schedule(loop: Loop) -> None:
     """What stands where on the common path."""
-    code = loop.common
-    s = [i for i, x in enumerate(code) if is_s(x)]
-    pv = [i for i, x in enumerate(code) if is_pv(x)]
-    exponentials = [i for i, x in enumerate(code) if is_exponential(x)]
-    waits = [i for i, x in enumerate(code) if pending(x) is not None and not x.guarded]
-    if s[-1] > pv[0]:
+    at = Places(loop.common)
+    if at.s[-1] > at.pv[0]:
         loop.find("", "not one S and one P V per trip")
         return
 
-    find_serialised(loop, code, "S", s)
-    find_serialised(loop, code, "P V", pv)
-    keys = 2 * audit_sass.accumulator_count(code[s[0]])
-    expected = (keys // 16, keys // 2)  # k16 steps of P V; 64 rows x keys exponentials by 128 threads
-    if (len(pv), len(exponentials)) != expected:
-        loop.find("", f"{len(pv)} HGMMAs of P V and {len(exponentials)} EX2, not {expected[0]} and {expected[1]}")
-    retired = next((i for i in waits if i > pv[-1] and pending(code[i]) == 0), None)
-    if retired is None or not exponentials:
+    find_serialised(loop, at.code, "S", at.s)
+    find_serialised(loop, at.code, "P V", at.pv)
+    expected = (at.keys // 16, at.keys // 2)  # k16 steps of P V; 64 rows x keys exponentials by 128 threads
+    if (len(at.pv), len(at.exponentials)) != expected:
+        loop.find("", f"{len(at.pv)} HGMMAs of P V and {len(at.exponentials)} EX2, not {expected[0]} and {expected[1]}")
+    retired = next((i for i in at.waits if i > at.pv[-1] and pending(at.code[i]) == 0), None)
+    if retired is None or not at.exponentials:
         loop.find("", "no wait retires P V, or there are no exponentials")
         return
 
-    if any(s[0] < i < pv[-1] for i in waits):
+    if any(at.s[0] < i < at.pv[-1] for i in at.waits):
         loop.find("two_stages", "S is waited for before P V is issued")
-    elif any(s[0] < i < pv[-1] for i in exponentials):
+    elif any(at.s[0] < i < at.pv[-1] for i in at.exponentials):
         loop.find("two_stages", "exponentials stand between the HGMMAs")
     else:
-        ready = next(i for i in waits if i > pv[-1])
-        if pending(code[ready]) != 1:
+        ready = next(i for i in at.waits if i > at.pv[-1])
+        if pending(at.code[ready]) != 1:
             loop.find("two_stages", "the wait for S retires P V as well")
-        if any(i < ready for i in exponentials):
+        if any(i < ready for i in at.exponentials):
             loop.find("two_stages", "exponentials stand before the wait for S")
-        loop.under_pv = sum(ready < i < retired for i in exponentials)
+        loop.under_pv = sum(ready < i < retired for i in at.exponentials)
     if loop.under_pv == 0:
         loop.find("under_pv", "no exponential stands before the wait that retires P V")
-
-    take = [i for i, x in enumerate(code) if x.opcode.startswith("BAR.SYNC") and not x.guarded]
-    give = [i for i, x in enumerate(code) if x.opcode.startswith("BAR.ARV") and not x.guarded]
-    if len(take) != 1 or len(give) != 1:
-        loop.find("hand_over", f"the turn is taken {len(take)} times and passed {len(give)} times")
-        return
-    if take[0] < max(exponentials):
-        loop.find("hand_over", "the turn is not taken between the last exponential and the first HGMMA")
-    if give[0] < pv[-1] or any(x.name in ("SYNCS", "WARPGROUP", "MUFU") for x in code[pv[-1] : give[0]]):
-        loop.find("hand_over", "the turn is not passed right after the last HGMMA")
+    find_hand_over(loop, "hand_over", at, at.pv[-1], "the first HGMMA", "the last HGMMA")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

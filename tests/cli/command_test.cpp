@@ -188,7 +188,6 @@ TEST_F(Command, RefusesBadUsage) {
                                 "accuracy --out /nonexistent/a.json",
                                 "accuracy --seeds 0",
                                 "accuracy --device sim",
-                                "accuracy --context x.npz",
                                 "accuracy --context --seqlen 512",
                                 "ablate --device cpu",
                                 "ablate --seqlen 0",
@@ -440,10 +439,31 @@ TEST_F(Command, AccuracyOfAFile) {
   EXPECT_EQ(outcome.out.find("paper"), std::string::npos) << outcome.out;
 }
 
+TEST_F(Command, OptionsThatWouldBeIgnoredAreRefused) {
+  const auto refused = [&](const std::string& mode, const std::string& words,
+                           std::initializer_list<const char*> options) {
+    for (const std::string option : options) {
+      const std::string name = option == "x.npz" ? "FILE" : option.substr(0, option.find(' '));
+      expect_refused(fa3(mode + " " + option), name + " is given; " + words);
+    }
+  };
+  refused("accuracy --context", "--context allows only --d, --seqlen, --device, --out",
+          {"--heads 2", "--seeds 2", "--rows 64", "x.npz"});
+  refused("accuracy x.npz", "FILE allows only --rows, --device, --out",
+          {"--d 64", "--heads 2", "--seqlen 64", "--seeds 2"});
+  refused("accuracy --plot x.json", "--plot allows only --out",
+          {"--d 64", "--heads 2", "--seqlen 64", "--seeds 2", "--rows 64", "--device cpu", "--context", "x.npz"});
+  refused("bench --op quantize", "--op quantize allows only --d, ",
+          {"--causal", "--full", "--peers", "--d-v 64", "--kv-heads 1", "--sm-margin 0"});
+  expect_refused(fa3("accuracy --context --d 64,128"), "--d is 64,128; with --context it must be one head dim");
+}
+
 TEST_F(Command, AccuracyOverContext) {
   const Outcome outcome = fa3("accuracy --device cpu --context --seqlen 4096 --d 64 --out " + path("a.json"));
   ASSERT_EQ(outcome.code, 0) << outcome.err;
-  const auto context = nlohmann::json::parse(read_file(path("a.json")))["context"];
+  const auto result = nlohmann::json::parse(read_file(path("a.json")));
+  EXPECT_EQ(result["d"], 64);
+  const auto& context = result["context"];
   ASSERT_EQ(context.size(), 3u);
   EXPECT_EQ(context[0]["keys"], 1024);
   EXPECT_EQ(context[2]["keys"], 4096);

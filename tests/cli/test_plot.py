@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""`fa3 bench --plot` on the committed result files, on spoiled ones, and where Matplotlib is missing.
+"""`fa3 bench --plot` and `fa3 accuracy --plot` on the committed result files, on spoiled ones, and without Matplotlib.
 
-Usage: test_plot.py FA3 ROOT [TEST..]; exit status 77 if no python3 here has Matplotlib, which the class Plot needs.
+Usage: test_plot.py FA3 ROOT [TEST..]; exit status 77 if no python3 here has Matplotlib, which all but WithoutMatplotlib need.
 """
 
 import json
@@ -18,6 +18,8 @@ FA3 = pathlib.Path(sys.argv[1]).resolve()
 ROOT = pathlib.Path(sys.argv[2]).resolve()
 RESULTS = ROOT / "bench/results/h200"
 NEWEST = max(RESULTS.glob("forward-2*.json"))
+NEWEST_ACCURACY = max(RESULTS.glob("accuracy-2*.json"))
+NEWEST_CONTEXT = max(RESULTS.glob("accuracy-context-2*.json"))
 PATHS = [os.environ["PATH"], f"{ROOT / '.venv/bin'}:{os.environ['PATH']}"]
 
 
@@ -30,6 +32,8 @@ def path_with_matplotlib() -> "str | None":
 
 
 class PlotTest(unittest.TestCase):
+    command, script = "bench", "plot.py"
+
     def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
         self.addCleanup(directory.cleanup)
@@ -37,14 +41,14 @@ class PlotTest(unittest.TestCase):
         self.pictures = self.folder / "pictures"
 
     def plot(self, file: pathlib.Path, **environment: str) -> subprocess.CompletedProcess:
-        return subprocess.run([FA3, "bench", "--plot", file, "--out", self.pictures], capture_output=True, text=True,
+        return subprocess.run([FA3, self.command, "--plot", file, "--out", self.pictures], capture_output=True, text=True,
                               env={**os.environ, **environment})
 
     def names(self) -> "list[str]":
         return sorted(path.name for path in self.pictures.iterdir()) if self.pictures.exists() else []
 
 
-class Plot(PlotTest):
+class WithMatplotlib(PlotTest):
     @classmethod
     def setUpClass(cls) -> None:
         cls.path = path_with_matplotlib()
@@ -64,11 +68,13 @@ class Plot(PlotTest):
     def expect_refused(self, result: object, words: str) -> None:
         outcome = self.draw(result)
         self.assertEqual(outcome.returncode, 2, outcome)
-        self.assertIn(f"plot.py: error: {self.folder / 'result.json'}: ", outcome.stderr)
+        self.assertIn(f"{self.script}: error: {self.folder / 'result.json'}: ", outcome.stderr)
         self.assertIn(words, outcome.stderr)
         self.assertNotIn("Traceback", outcome.stderr)
         self.assertEqual(self.names(), [])
 
+
+class Plot(WithMatplotlib):
     def test_every_committed_result_of_the_grid_is_drawn_whole(self) -> None:
         files = sorted(file for name in ("", "bf16-", "e4m3-") for file in RESULTS.glob(f"forward-{name}2*.json"))
         self.assertGreaterEqual(len(files), 2)
@@ -218,26 +224,131 @@ class Plot(PlotTest):
         self.assertIn("plot.py: error: --out: ", outcome.stderr)
 
 
+class AccuracyPlot(WithMatplotlib):
+    command, script = "accuracy", "plot_accuracy.py"
+
+    def shapes(self, name: str, colour: str) -> "list[list[tuple[float, float]]]":
+        """The corners of each bar or line of a colour, from the SVG's top left."""
+        found = []
+        for path in ElementTree.parse(self.pictures / name).getroot().iter("{http://www.w3.org/2000/svg}path"):
+            if path.get("clip-path") and colour in path.get("style", ""):
+                numbers = [float(word) for word in path.get("d").split() if word not in "MLz"]
+                found.append(list(zip(numbers[::2], numbers[1::2])))
+        return found
+
+    def test_every_committed_result_is_drawn(self) -> None:
+        files = sorted(RESULTS.glob("accuracy-*.json"))
+        self.assertGreaterEqual(len(files), 2)
+        for file in files:
+            with self.subTest(file.name):
+                result = json.loads(file.read_text())
+                outcome = self.plot(file, PATH=self.path)
+                self.assertEqual(outcome.returncode, 0, outcome.stderr)
+                context = "context" in result
+                name = "accuracy_context_h200" if context else "accuracy_h200"
+                texts = self.texts(f"{name}.svg")
+                self.assertTrue((self.pictures / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n"))
+                wanted = ["Error of O over the context, NVIDIA H200", "FP8, V = 1", "f16, V = 1", "FP8, V ~ N(0, 1) + 1",
+                          "f16, V ~ N(0, 1) + 1", "1k", "256k", "keys"] if context else [
+                          "Error of O against fp64, NVIDIA H200", "measured", "FlashAttention-3 paper", "RMSE",
+                          "d = 128, 16 heads, seqlen 8192, median of 5 seeds", "standard attention, f16",
+                          "FP8, scales per block, rotated",
+                          *(f"{row['rmse']:.2e}".replace("e-0", "e-") for row in result["accuracy"][0]["rows"])]
+                for label in wanted:
+                    self.assertIn(label, texts)
+                about = f"; {result['date']}, sources {result['source_hash'][:12]}"
+                self.assertTrue(any(text.endswith(about) for text in texts), texts)
+
+    def test_the_same_file_gives_the_same_svg(self) -> None:
+        for file, name in ((NEWEST_ACCURACY, "accuracy_h200.svg"), (NEWEST_CONTEXT, "accuracy_context_h200.svg")):
+            self.plot(file, PATH=self.path)
+            before = (self.pictures / name).read_bytes()
+            self.plot(file, PATH=self.path)
+            self.assertEqual((self.pictures / name).read_bytes(), before)
+
+    def test_bars_are_as_long_as_the_figures_say(self) -> None:
+        result = json.loads(NEWEST_ACCURACY.read_text())
+        result["accuracy"][0]["rows"] = [{"row": f"row {i}", "rmse": rmse, "paper": paper}
+                                         for i, (rmse, paper) in enumerate(((1e-3, 1e-2), (1e-2, 1e-1), (1e-1, 1e-1)))]
+        self.assertEqual(self.draw(result).returncode, 0)
+        self.assertIn("row 2", self.texts("accuracy_h200.svg"))
+        ours, paper = ([max(x for x, _ in bar) for bar in self.shapes("accuracy_h200.svg", colour)]
+                       for colour in ("#0072b2", "#bbbbbb"))
+        self.assertEqual((len(ours), len(paper)), (3, 3))
+        self.assertAlmostEqual(ours[1] - ours[0], ours[2] - ours[1], places=3)  # a decade each
+        self.assertAlmostEqual(paper[0], ours[1], places=3)
+        self.assertAlmostEqual(paper[2], ours[2], places=3)
+
+    def test_a_panel_for_each_head_dim_or_file(self) -> None:
+        result = json.loads(NEWEST_ACCURACY.read_text())
+        table = result["accuracy"][0]
+        bare = [{"row": row["row"], "rmse": row["rmse"]} for row in table["rows"]]
+        result["accuracy"] = [{**table, "d": 64, "seeds": 1, "rows": bare}, table]
+        self.assertEqual(self.draw(result).returncode, 0)
+        texts = self.texts("accuracy_h200.svg")
+        for label in ("d = 64, 16 heads, seqlen 8192, one seed", "FlashAttention-3 paper",
+                      "d = 128, 16 heads, seqlen 8192, median of 5 seeds"):
+            self.assertIn(label, texts)
+        self.assertEqual(len(self.shapes("accuracy_h200.svg", "#bbbbbb")), 6)
+        result["accuracy"] = [{"file": "data/layer.npz", "rows": bare}]
+        self.assertEqual(self.draw(result).returncode, 0)
+        texts = self.texts("accuracy_h200.svg")
+        self.assertIn("layer.npz", texts)
+        self.assertNotIn("FlashAttention-3 paper", texts)
+
+    def test_no_error_is_a_line_at_0(self) -> None:
+        result = json.loads(NEWEST_CONTEXT.read_text())
+        result |= {"d": 64, "context": [
+            {"keys": 1024 << i, "f16_ones": 0, "f16_mean_one": 10.0 ** (i - 4), "fp8_ones": 1e-3, "fp8_mean_one": 1e-2}
+            for i in range(3)]}
+        self.assertEqual(self.draw(result).returncode, 0)
+        texts = self.texts("accuracy_context_h200.svg")
+        self.assertIn("4k", texts)
+        self.assertTrue(any(text.startswith("d = 64, Q, K ~ N(0, 1)") for text in texts), texts)
+        rising, zero = ([y for _, y in line] for line in self.shapes("accuracy_context_h200.svg", "#d55e00"))
+        self.assertEqual(len(set(zero)), 1)
+        self.assertAlmostEqual(rising[0] - rising[1], rising[1] - rising[2], places=3)
+        self.assertGreater(zero[0], rising[0])
+
+    def test_files_that_are_no_results(self) -> None:
+        good, context = (json.loads(file.read_text()) for file in (NEWEST_ACCURACY, NEWEST_CONTEXT))
+        table, row, point = good["accuracy"][0], good["accuracy"][0]["rows"][0], context["context"][0]
+        self.expect_refused(json.loads(NEWEST.read_text()), "has neither 'accuracy' nor 'context'")
+        self.expect_refused({**good, "date": 5}, "date is 5; it must be a string")
+        self.expect_refused({**good, "accuracy": []}, "accuracy is empty")
+        self.expect_refused({**good, "accuracy": [{**table, "d": 0}]}, "accuracy[0].d is 0; it must be a positive integer")
+        self.expect_refused({**good, "accuracy": [{**table, "rows": {}}]}, "accuracy[0].rows is {}; it must be a list")
+        for spoiled, words in (({"row": "x"}, "accuracy[0].rows[1] has no 'rmse'"),
+                               ({**row, "rmse": None}, "accuracy[0].rows[1].rmse is null; it must be a non-negative number"),
+                               ({**row, "rmse": -1}, "accuracy[0].rows[1].rmse is -1; it must be a non-negative number"),
+                               ({**row, "paper": 0}, "accuracy[0].rows[1].paper is 0; it must be a positive number")):
+            self.expect_refused({**good, "accuracy": [{**table, "rows": [row, spoiled]}]}, words)
+        for spoiled, words in (({**point, "keys": 0}, "context[1].keys is 0; it must be a positive integer"),
+                               ({**point, "fp8_ones": None}, "context[1].fp8_ones is null"),
+                               ({"keys": 5}, "context[1] has no 'fp8_mean_one'")):
+            self.expect_refused({**context, "context": [point, spoiled]}, words)
+        self.expect_refused({**context, "d": "wide"}, 'd is "wide"; it must be a positive integer')
+
+
 class WithoutMatplotlib(PlotTest):
     def test_the_message_says_what_to_install(self) -> None:
         (self.folder / "matplotlib.py").write_text("raise ImportError('no such module')\n")
-        outcome = self.plot(NEWEST, PYTHONPATH=str(self.folder))
-        self.assertEqual(outcome.returncode, 1)
-        self.assertIn("plot.py: error: needs Matplotlib", outcome.stderr)
-        self.assertIn("apt-get install python3-matplotlib", outcome.stderr)
-        self.assertIn("pip install matplotlib", outcome.stderr)
-        self.assertNotIn("Traceback", outcome.stderr)
-        self.assertEqual(self.names(), [])
+        for self.command, script in (("bench", "plot.py"), ("accuracy", "plot_accuracy.py")):
+            outcome = self.plot(NEWEST, PYTHONPATH=str(self.folder))
+            self.assertEqual(outcome.returncode, 1)
+            self.assertIn(f"{script}: error: needs Matplotlib", outcome.stderr)
+            self.assertIn("apt-get install python3-matplotlib", outcome.stderr)
+            self.assertIn("pip install matplotlib", outcome.stderr)
+            self.assertNotIn("Traceback", outcome.stderr)
+            self.assertEqual(self.names(), [])
 
     def test_the_pictures_of_the_readme_are_of_the_newest_results(self) -> None:
-        for op, named, dtype in (("forward", "", "f16"), ("backward", "", "f16"), ("forward", "e4m3-", "e4m3")):
-            files = list(RESULTS.glob(f"{op}-{named}2*.json"))
-            with self.subTest(op=op, dtype=dtype):
-                if not files:
-                    self.assertEqual(dtype, "e4m3")  # not measured yet
-                    continue
-                result = json.loads(max(files).read_text())
-                name = f"docs/pictures/{op}_h200_{dtype}.svg"
+        for kind, picture in (("forward-", "forward_h200_f16"), ("backward-", "backward_h200_f16"),
+                              ("forward-e4m3-", "forward_h200_e4m3"), ("accuracy-", "accuracy_h200"),
+                              ("accuracy-context-", "accuracy_context_h200")):
+            with self.subTest(picture):
+                result = json.loads(max(RESULTS.glob(f"{kind}2*.json")).read_text())
+                name = f"docs/pictures/{picture}.svg"
                 wanted = f"{result['date']}, sources {result['source_hash'][:12]}"
                 self.assertTrue(wanted in (ROOT / name).read_text(), f"{name} does not say '{wanted}': draw it again")
                 self.assertIn(name, (ROOT / "README.md").read_text())
