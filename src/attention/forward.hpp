@@ -52,29 +52,29 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     }
   };
   const auto load_block = [&](auto& ring, const hopper::TensorMap& map, auto& empty, auto& full, auto& at,
-                              const Tile& tile, int column, int row, const auto& before_full) {
+                              const Tile& tile, int block, const auto& before_full, bool transposed = false) {
     empty[at.stage].wait(at.phase ^ 1);
     before_full();
     full[at.stage].arrive_expect_bytes(sizeof(ring[0]));
-    load(ring[at.stage], map, {column, row, tile.head / args.group, tile.batch}, full[at.stage]);
+    load(ring[at.stage], map,
+         {transposed ? block * (config.tile_kv / 2) : 0, transposed ? 0 : block * config.tile_kv,
+          tile.head / args.group, tile.batch},
+         full[at.stage]);
     ++at;
   };
   const auto load_k = [&](const Tile& tile, int block) {
     if constexpr (config.fp8()) {
       const auto scales = scales_of_block<config>(args, tile, block);
-      load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, 0, block * config.tile_kv,
+      load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block,
                  [&] { hopper::store_shared(shared.scales[k.stage], scales); });
     } else {
-      load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, 0, block * config.tile_kv, [] {});
+      load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block, [] {});
     }
     stamp(Mark::load_k, block);
   };
   const auto load_v = [&](const Tile& tile, int block) {
-    if constexpr (config.v_is_transposed) {
-      load_block(shared.v, args.v, shared.v_empty, shared.v_full, v, tile, block * (config.tile_kv / 2), 0, [] {});
-    } else {
-      load_block(shared.v, args.v, shared.v_empty, shared.v_full, v, tile, 0, block * config.tile_kv, [] {});
-    }
+    load_block(
+        shared.v, args.v, shared.v_empty, shared.v_full, v, tile, block, [] {}, config.v_is_transposed);
     stamp(Mark::load_v, block);
   };
 

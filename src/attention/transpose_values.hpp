@@ -94,7 +94,7 @@ HOPPER_FUNCTION void reorder(TransposeShared& shared, int keys) {
   const int feature = hopper::thread_of_warpgroup();
   const int row = feature / 16 * 16 + feature % 2 * 8 + feature % 16 / 2;
   const auto at = [](auto& tile, int row, int chunk) -> SixteenKeys& {
-    return reinterpret_cast<SixteenKeys&>(tile.element[0][row][((chunk ^ row) % 8) * 8]);
+    return *reinterpret_cast<SixteenKeys*>(reinterpret_cast<unsigned char*>(&tile) + tile.chunk_offset(row, chunk));
   };
   HOPPER_UNROLL
   for (int chunk = 0; chunk < V::row_bytes / 16; ++chunk) {

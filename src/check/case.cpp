@@ -19,14 +19,9 @@ using Json = nlohmann::ordered_json;  // names list the keys in the order of the
 constexpr std::pair<const char*, fa3_dtype> dtypes[] = {
     {"f16", FA3_F16}, {"bf16", FA3_BF16}, {"f32", FA3_F32}, {"e4m3", FA3_E4M3}};
 constexpr std::pair<const char*, fa3_dtype> o_dtypes[] = {{"f16", FA3_F16}, {"bf16", FA3_BF16}};
-constexpr std::pair<const char*, Scales> scales[] = {{"none", Scales::none},
-                                                     {"head", Scales::head},
-                                                     {"block", Scales::block},
-                                                     {"transposed", Scales::transposed},
-                                                     {"wild", Scales::wild},
-                                                     {"tiny", Scales::tiny},
-                                                     {"repeat", Scales::repeat},
-                                                     {"repeat_block", Scales::repeat_block}};
+constexpr std::pair<const char*, Scales> scales[] = {
+    {"none", Scales::none}, {"head", Scales::head}, {"block", Scales::block},   {"transposed", Scales::transposed},
+    {"wild", Scales::wild}, {"tiny", Scales::tiny}, {"repeat", Scales::repeat}, {"repeat_block", Scales::repeat_block}};
 constexpr const char* e4m3_keys[] = {"o_dtype", "descale", "q_descale", "k_descale", "v_descale"};
 constexpr std::pair<const char*, LseLayout> lse_layouts[] = {
     {"none", LseLayout::none}, {"dense", LseLayout::dense}, {"transposed", LseLayout::transposed}};
@@ -40,6 +35,7 @@ constexpr std::pair<const char*, Layout> layouts[] = {{"dense", Layout::dense},
                                                       {"repeat_heads", Layout::repeat_heads},
                                                       {"repeat_all", Layout::repeat_all},
                                                       {"spread", Layout::spread},
+                                                      {"d_major", Layout::d_major},
                                                       {"packed", Layout::packed}};
 constexpr std::pair<const char*, bool> passes[] = {{"forward", false}, {"backward", true}};
 constexpr const char* backward_keys[] = {"d_o",       "d_o_scale", "d_o_layout",    "dq_layout",
@@ -136,6 +132,9 @@ void check_layouts(const Case& c) {
       throw std::runtime_error(
           fmt::format("{}_layout must be one in which elements do not share memory with each other or an input", name));
   if (c.d_o.layout == Layout::packed) throw std::runtime_error("d_o_layout must not be packed");
+  for (const TensorSpec* tensor : {&c.q, &c.k, &c.v, &c.o, &c.dq, &c.dk, &c.dv, &c.d_o})
+    if (tensor->layout == Layout::d_major && (tensor != &c.v || c.dtype != FA3_E4M3))
+      throw std::runtime_error("layout d_major is for v of e4m3");
 }
 
 void check_e4m3(const Case& c, const Json& object) {

@@ -24,6 +24,7 @@ enum class Layout {
   repeat_heads,  // one head for all (stride 0); inputs only
   repeat_all,    // one element for all (stride 0, of the features too); dO only
   spread,        // dense, but features two elements apart; dO only
+  d_major,       // [batch, heads, d, seqlen], each row of keys followed by a gap up to 16 bytes; V of e4m3 only
   packed         // q, k, v interleaved as [batch, seqlen, heads + 2 kv_heads, d]; all three together; so dq, dk, dv
 };
 

@@ -375,7 +375,20 @@ void fill_poison(void* data, fa3_dtype dtype, int64_t elements) {
     std::fill_n(static_cast<std::uint32_t*>(data), elements, poison(dtype));
 }
 
-Verdict judge(const ForwardProblem& problem, int64_t max_rows, int threads, bool exact_scores) {
+/// A dense copy of a d-major V in `memory`: the reference reads features side by side.
+TensorRef dense_values(const TensorRef& v, std::vector<E4m3>& memory) {
+  const auto& [batch, keys, heads, width] = v.shape;
+  for (int64_t b = 0; b < batch; ++b)
+    for (int64_t s = 0; s < keys; ++s)
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t c = 0; c < width; ++c) memory.push_back(features<const E4m3>(v, b, s, h)[c * v.stride[3]]);
+  return {memory.data(), v.shape, {keys * heads * width, heads * width, width, 1}};
+}
+
+Verdict judge(const ForwardProblem& given, int64_t max_rows, int threads, bool exact_scores) {
+  ForwardProblem problem = given;
+  std::vector<E4m3> dense;
+  if (given.v_is_d_major()) problem.v = dense_values(given.v, dense);
   Verdict verdict;
   if (problem.o.empty()) return verdict;
   with_dtype(problem.dtype_of_o(), [&]<class U>(U) {

@@ -57,6 +57,11 @@ Placement place(Layout layout, const Index& shape, fa3_dtype dtype) {
     case Layout::repeat_heads: p.stride = {seqlen * d, d, 0, 1}; break;
     case Layout::repeat_all: p.stride = {0, 0, 0, 0}; break;
     case Layout::spread: p.stride = {seqlen * heads * 2 * d, heads * 2 * d, 2 * d, 2}; break;
+    case Layout::d_major: {
+      const int64_t row = (seqlen + 15) / 16 * 16;
+      p.stride = {heads * d * row, 1, d * row, row};
+      break;
+    }
     case Layout::dense:
     case Layout::packed: break;  // packed is placed by its caller
   }

@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-#include "attention/transpose_values.hpp"
 #include "hopper/sim/tensor_map.hpp"
 #include "kernels/arguments.hpp"
 #include "kernels/plan.hpp"
 #include "of_rows.hpp"
 #include "simulate/on_simulator.hpp"
 #include "simulate/row.hpp"
+#include "simulate/transpose_values.hpp"
 #include "simulate/workspace.hpp"
 
 namespace fa3::simulator {
@@ -18,16 +18,6 @@ RowRunner runner(int row) {
   static constexpr auto runners =
       of_rows<kernels::forward_row_count>([]<int index>() { return &runner_of_row<index>; });
   return runners[std::size_t(row)]();
-}
-
-void transpose_values(const attention::TransposeArguments& args, const Options& options) {
-  Options own = options;
-  own.trace = false;
-  for (int cta = 0; cta < args.items; ++cta) {
-    Cluster cluster(own, cta, args.items, attention::transpose_threads, sizeof(attention::TransposeShared), 1);
-    cluster.run(
-        [&] { attention::transpose_values(*reinterpret_cast<attention::TransposeShared*>(cluster.shared()), args); });
-  }
 }
 
 }  // namespace

@@ -378,19 +378,25 @@ class Overlap(unittest.TestCase):
         claims = check_overlap.claims_of_table(
             '    // name\n    {"a", {Element::f16, 64, Edges::own_loop, Turns::gemm, 1}, 0},\n'
             '    {"b_2",  {Edges::branch, Turns::free_running, 2}, 0},\n    // {"c", {Turns::gemm}},\n'
-            '    {"e",    {fp8(64, 64, 192)}, 0},\n'
+            '    {"e",    {fp8(64, 64, 192, 3)}, 0},\n    {"f",    {fp8(256, 256, 128, 2)}, 0},\n'
         )
         every = {"no_spills", "no_maxima", "two_stages"}
         self.assertEqual(
-            claims, {"a": {*every, "hand_over", "under_pv"}, "b_2": every, "e": {"no_spills", "alone"}}
+            claims,
+            {
+                "a": {*every, "hand_over", "under_pv"},
+                "b_2": every,
+                "e": {"no_spills", "alone"},
+                "f": {"no_spills", "alone", "parts"},
+            },
         )
         table = Path(__file__).parents[2] / "src/kernels/configs.hpp"
         self.assertTrue(check_overlap.claims_of_table(table.read_text()))
 
-    def assert_alone(self, lines: list[str], *words: str):
+    def assert_alone(self, lines: list[str], *words: str, claims: tuple[str, ...] = ("no_spills", "alone", "parts")):
         """The findings of a row of e4m3: one with these words, or none."""
         found = check_overlap.judge(
-            "row", audit_sass.parse(assembled("MOV R1, RZ", *lines, "EXIT")), {"no_spills", check_overlap.ALONE}
+            "row", audit_sass.parse(assembled("MOV R1, RZ", *lines, "EXIT")), set(claims)
         ).findings
         self.assertTrue(any(words[0] in finding for finding in found) if words else not found, found)
 
@@ -401,6 +407,9 @@ class Overlap(unittest.TestCase):
         self.assert_alone(edited(ALONE, (WAIT_1, ["WARPGROUP.DEPBAR.LE gsb0, 0x2"])), "not awaited part by part")
         self.assert_alone(edited(ALONE, (WAIT_0, [])), "not awaited part by part")
         self.assert_alone(edited(ALONE, (WAIT_1, []), (PART_1[1], [PART_1[1], WAIT_1])), "not awaited part by part")
+        one_at_a_time = edited(ALONE, (WAIT_1, []), (PART_1[1], [PART_1[1], WAIT_0]))
+        self.assert_alone(one_at_a_time, "no part of P V")
+        self.assert_alone(one_at_a_time, claims=("no_spills", "alone"))
         self.assert_alone(edited(ALONE, (WAIT_S, [])), "S is not awaited")
         self.assert_alone(edited(ALONE, (WAIT_S, []), (EX2[3], [EX2[3], WAIT_S])), "S is not awaited")
         self.assert_alone(edited(ALONE, (TAKE, []), (EX2[3], [EX2[3], TAKE])), "turn is not taken between")

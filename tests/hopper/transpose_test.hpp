@@ -57,7 +57,7 @@ struct TransposedProduct {
     if (hopper::warpgroup() == 1) {
       multiply(shared, args);
     } else if (hopper::warp_of_warpgroup() > 0) {
-      attention::Transposer<config>(shared, hopper::warp_of_warpgroup() - 1).run();
+      attention::run_transposer(shared, hopper::warp_of_warpgroup() - 1);
     } else if (hopper::lane() == 0) {
       load(shared, args);
     }

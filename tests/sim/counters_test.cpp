@@ -85,7 +85,9 @@ class Counters : public testing::TestWithParam<int> {
     const std::uint64_t moved_d_v = hopper::stored_columns(config.stored_d_v());
     const std::uint64_t threads = 128 * std::uint64_t(config.consumer_warpgroups());
     const simulator::Counters& counters = run.counters;
-    EXPECT_EQ(counters.tma_load_bytes, tiles * 2 * tile_q * moved_d + loaded * 2 * tile_kv * (moved_d + moved_d_v));
+    // V^T: of every feature all keys of a block, 128 bytes.
+    const std::uint64_t v_bytes = config.v_is_transposed ? d_v * tile_kv : 2 * tile_kv * moved_d_v;
+    EXPECT_EQ(counters.tma_load_bytes, tiles * 2 * tile_q * moved_d + loaded * (2 * tile_kv * moved_d + v_bytes));
     EXPECT_EQ(counters.wgmma_flops, computed * 2 * 64 * tile_kv * (d + d_v));
     EXPECT_EQ(counters.bank_conflicts, 0u);
     // A tile's record: written once, read by every consumer thread; each CTA gets one more, which says that there are
@@ -97,9 +99,10 @@ class Counters : public testing::TestWithParam<int> {
       std::uint64_t read = 0;
       const std::uint64_t pieces = tile_kv / 64 * (d_v / 16);
       for (std::uint64_t warp = 0; warp < 3; ++warp) read += 2 * ((pieces - warp + 5) / 6);
+      const std::uint64_t transposed = config.transposes_v() ? loaded : 0;
       EXPECT_EQ(counters.tma_store_bytes, 0u);
-      EXPECT_EQ(counters.ldmatrix_bytes, loaded * read * 64 * 16);
-      EXPECT_EQ(counters.stmatrix_bytes, loaded * tile_kv * d_v);
+      EXPECT_EQ(counters.ldmatrix_bytes, transposed * read * 64 * 16);
+      EXPECT_EQ(counters.stmatrix_bytes, transposed * tile_kv * d_v);
       EXPECT_EQ(counters.wgmma_a_bytes, computed * 64 * d);
       EXPECT_EQ(counters.wgmma_b_bytes, computed * tile_kv * (d + d_v));
       EXPECT_EQ(counters.wgmma_instructions,
@@ -107,8 +110,9 @@ class Counters : public testing::TestWithParam<int> {
       // Every row gets its m once. Four threads hold it.
       EXPECT_EQ(counters.exp2, computed * 64 * tile_kv + heads * head.attending * 64 * 4);
       // A block's two scales, and of every block and the end of them whether it is the end.
-      EXPECT_EQ(counters.ordinary_bytes, records + loaded * 8 + computed * 128 * 8 + std::uint64_t(run.ctas) * 4 +
-                                             (loaded + std::uint64_t(run.ctas)) * 96 * 4);
+      const std::uint64_t ends = config.transposes_v() ? std::uint64_t(run.ctas) : 0;
+      EXPECT_EQ(counters.ordinary_bytes,
+                records + loaded * 8 + computed * 128 * 8 + ends * 4 + (transposed + ends) * 96 * 4);
       return;
     }
     const std::uint64_t staged = config.output == attention::Output::by_registers ? 0 : tiles;

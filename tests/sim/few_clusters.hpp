@@ -7,6 +7,8 @@
 #include "kernels/arguments.hpp"
 #include "kernels/plan.hpp"
 #include "simulate/row.hpp"
+#include "simulate/transpose_values.hpp"
+#include "simulate/workspace.hpp"
 
 namespace fa3::test {
 
@@ -15,10 +17,13 @@ namespace fa3::test {
 template <attention::ForwardConfig config>
 void run_clusters(const ForwardProblem& problem, int row, const simulator::Options& options, int clusters) {
   kernels::ForwardPlan plan = kernels::plan_forward(problem, row);
-  alignas(256) unsigned next_item = 0;
+  const simulator::PoisonedWorkspace workspace = simulator::poisoned_workspace(plan.workspace_bytes);
   const int ctas = clusters * config.cluster;
   const attention::ForwardArguments args =
-      kernels::forward_arguments(problem, plan, &next_item, ctas, &simulator::encode);
+      kernels::forward_arguments(problem, plan, workspace.get(), ctas, &simulator::encode);
+  if (args.next_item != nullptr) *args.next_item = 0;
+  if constexpr (config.v_is_transposed)
+    simulator::transpose_values(kernels::transpose_arguments(problem, plan, &simulator::encode), options);
   simulator::Counters counters;
   std::vector<simulator::Event> events;
   for (int cta = 0; cta < ctas; cta += config.cluster)

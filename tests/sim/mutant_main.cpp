@@ -71,6 +71,17 @@ MutantCase case_named(const std::string& name) {
     feature.tensor = 1;
     feature.value = -16 * std::sqrt(double(config.d));
     c.patches.push_back(feature);
+  } else if (name == "below_0") {  // every logit is below 0, and they rise from block to block
+    c.seqlen_q = 20;
+    c.seqlen_k = 3 * config.tile_kv - 9;
+    const double unit = std::sqrt(double(config.d)) / 4;
+    c.patches = {{.tensor = 0, .feature = 0, .value = 4},
+                 {.tensor = 1, .feature = 0, .value = -16 * unit, .slope = -16 * unit / config.tile_kv}};
+  } else if (name == "d_major") {  // keys that end within 16
+    c.heads = 2;
+    c.seqlen_q = 20;
+    c.seqlen_k = config.tile_kv + 21;
+    c.v.layout = check::Layout::d_major;
   } else if (name == "short") {  // one block per tile: Q and V are the only buffers that hold anybody up
     c.heads = 4;
     c.seqlen_q = config.tile_q;
@@ -107,9 +118,10 @@ MutantCase case_named(const std::string& name) {
     c.seqlen_k = 4 * config.tile_kv;
     made.neighbours = true;
   } else {
-    throw std::invalid_argument("case \"" + name +
-                                "\"; there are full, causal, hidden, cold, short, blind, one_warpgroup, shared, "
-                                "sections, items, clipped and neighbours");
+    throw std::invalid_argument(
+        "case \"" + name +
+        "\"; there are full, causal, hidden, cold, below_0, d_major, short, blind, one_warpgroup, shared, "
+        "sections, items, clipped and neighbours");
   }
   return made;
 }

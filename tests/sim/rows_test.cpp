@@ -136,6 +136,12 @@ const NamedCase cases[] = {
        add_to_logits(c, -500, 0);
        return c;
      }},
+    {"rising_negative_logits",
+     [](const Row& row, const char* name) {  // m is raised in every block, by scores below 0
+       check::Case c = base(row, name, 70, 3 * row.config.tile_kv - 7, false);
+       add_to_logits(c, -20, -20.0 / row.config.tile_kv);
+       return c;
+     }},
     {"unaligned_rows",
      [](const Row& row,
         const char* name) {  // all four tensors go through the workspace; of e4m3 rows O is stored as is
@@ -262,6 +268,29 @@ const NamedCase fp8_cases[] = {
      }},
 };
 
+check::Case of_d_major(const Row& row, const char* name, std::int64_t keys) {
+  check::Case c = base(row, name, 70, keys, true);
+  c.v.layout = check::Layout::d_major;
+  return c;
+}
+
+/// For rows that take V^T only.
+const NamedCase v_transposed_cases[] = {
+    {"d_major_one_key", [](const Row& row, const char* name) { return of_d_major(row, name, 1); }},
+    {"d_major_odd", [](const Row& row, const char* name) { return of_d_major(row, name, 2 * row.config.tile_kv + 5); }},
+    {"d_major_whole", [](const Row& row, const char* name) { return of_d_major(row, name, 2 * row.config.tile_kv); }},
+    {"d_major_heads",
+     [](const Row& row, const char* name) {
+       check::Case c = of_d_major(row, name, row.config.tile_kv + 38);
+       c.batch = 2;
+       c.heads = 6;
+       c.kv_heads = 3;
+       c.d_v -= 16;
+       c.patches = {{.tensor = v_tensor, .batch = 1, .row = 5, .head = 1, .value = nan}};
+       return c;
+     }},
+};
+
 /// Run 0 is eager, run 1 lazy, the others are random; there are one to three SMs, or as many clusters.
 void run(int row, check::Case c, int random_seeds) {
   c.repeats = 2 + random_seeds;
@@ -282,7 +311,7 @@ void run(int row, check::Case c, int random_seeds) {
 
 void run(int row, const std::string& name, int random_seeds) {
   for (const auto& list : {std::span<const NamedCase>(cases), std::span<const NamedCase>(cluster_cases),
-                           std::span<const NamedCase>(fp8_cases)})
+                           std::span<const NamedCase>(fp8_cases), std::span<const NamedCase>(v_transposed_cases)})
     for (const NamedCase& named : list)
       if (named.name == name) return run(row, named.make(kernels::forward_rows[row], named.name), random_seeds);
   FAIL() << "no case is called " << name;
@@ -342,17 +371,17 @@ TEST_P(Neighbours, ChangeNoBit) {
   EXPECT_TRUE(verdict.passed) << verdict.message;
 }
 
-/// sm_margin takes a call from a row with clusters to the one without, and must not change a bit.
-TEST_P(SameBits, WithClustersAndWithout) {
+/// sm_margin takes a call from a row for long sequences to the one for all, and must not change a bit.
+TEST_P(SameBits, AsTheRowForAllLengths) {
   const Row& row = kernels::forward_rows[GetParam()];
   check::Case c = base(row, "same_bits", 2 * row.config.tile_q + 9, 2 * row.config.tile_q + 90, true);
   c.heads = 2;
   c.repeats = 2;
-  const int without = kernels::select_forward_row(c.dtype, c.d, c.d_v);
-  ASSERT_EQ(kernels::forward_rows[without].config.cluster, 1);
+  const int for_all = kernels::select_forward_row(c.dtype, c.d, c.d_v);
+  ASSERT_NE(for_all, GetParam());
   int runs = 0;
   const auto simulate = [&](const ForwardProblem& problem) {
-    simulator::forward(problem, {}, runs++ == 0 ? GetParam() : without);
+    simulator::forward(problem, {}, runs++ == 0 ? GetParam() : for_all);
   };
   const check::Verdict verdict = check::run_case(c, Device::cpu, simulator::on_simulator(simulate));
   EXPECT_TRUE(verdict.passed) << verdict.message;
@@ -374,19 +403,25 @@ std::vector<std::string> names_of(std::span<const NamedCase> list) {
   return names;
 }
 
-std::vector<int> rows_with_clusters() {
+std::vector<int> rows_that(bool (*are)(const Row&)) {
   std::vector<int> rows;
   for (int i = 0; i < kernels::forward_row_count; ++i)
-    if (kernels::forward_rows[i].config.cluster > 1) rows.push_back(i);
+    if (are(kernels::forward_rows[i])) rows.push_back(i);
   return rows;
 }
+const std::vector<int> rows_with_clusters = rows_that([](const Row& row) { return row.config.cluster > 1; });
+const std::vector<int> rows_of_v_transposed = rows_that([](const Row& row) { return row.config.v_is_transposed; });
+const std::vector<int> rows_beside_others =
+    rows_that([](const Row& row) { return row.config.cluster > 1 || row.config.v_is_transposed; });
 
 const auto all_rows = testing::Range(0, kernels::forward_row_count);
 const auto all_cases = testing::Combine(all_rows, testing::ValuesIn(names_of(cases)));
 const auto all_cluster_cases =
-    testing::Combine(testing::ValuesIn(rows_with_clusters()), testing::ValuesIn(names_of(cluster_cases)));
+    testing::Combine(testing::ValuesIn(rows_with_clusters), testing::ValuesIn(names_of(cluster_cases)));
 const auto all_fp8_cases = testing::Combine(testing::Range(kernels::rows_of_16_bits, kernels::forward_row_count),
                                             testing::ValuesIn(names_of(fp8_cases)));
+const auto all_v_transposed_cases =
+    testing::Combine(testing::ValuesIn(rows_of_v_transposed), testing::ValuesIn(names_of(v_transposed_cases)));
 const auto both_names = [](const auto& info) {
   return std::string(kernels::forward_rows[std::get<0>(info.param)].name) + "_" + std::get<1>(info.param);
 };
@@ -394,11 +429,13 @@ const auto row_name = [](const auto& info) { return std::string(kernels::forward
 INSTANTIATE_TEST_SUITE_P(Sim, Rows, all_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(SimClusters, Rows, all_cluster_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(Sim, Fp8Rows, all_fp8_cases, both_names);
+INSTANTIATE_TEST_SUITE_P(SimVTransposed, Fp8Rows, all_v_transposed_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(Sim, RowsFull, all_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(SimClusters, RowsFull, all_cluster_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(SimFp8, RowsFull, all_fp8_cases, both_names);
+INSTANTIATE_TEST_SUITE_P(SimVTransposed, RowsFull, all_v_transposed_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(Sim, Neighbours, all_rows, row_name);
-INSTANTIATE_TEST_SUITE_P(Sim, SameBits, testing::ValuesIn(rows_with_clusters()), row_name);
+INSTANTIATE_TEST_SUITE_P(Sim, SameBits, testing::ValuesIn(rows_beside_others), row_name);
 INSTANTIATE_TEST_SUITE_P(Sim, SeedsFull, all_rows, row_name);
 
 }  // namespace
