@@ -167,8 +167,10 @@ class Fp8Consumer {
  private:
   static constexpr hopper::Element element = config.element;
   static constexpr int parts = config.d_v / config.pv_columns;
-  // One is added under the next one's product, where there are registers for two.
-  static constexpr int parts_at_once = parts > 1 && config.consumer_warpgroups() == 2 ? 2 : 1;
+  static constexpr int parts_at_once = parts > 1 ? 2 : 1;  // one is added under the next one's product
+  // Whether there are registers for S of the next block beside the last part, O and P, and some for the rest.
+  static constexpr bool s_under_pv = config.tile_kv / 2 + config.pv_columns / 2 + config.d_v / 2 + config.tile_kv / 8 <=
+                                     config.consumer_registers() - 16;
   using S = hopper::Accumulator<config.tile_kv>;        // 64 x B_c, f32
   using P = hopper::OperandA<config.tile_kv / 2>;       // 64 x B_c, e4m3
   using O = hopper::Accumulator<config.d_v>;            // 64 x d_v, f32
@@ -217,13 +219,14 @@ class Fp8Consumer {
   }
 
   /// [9] [10] P of the block.
-  HOPPER_FUNCTION static void exponentiate(const S& s, float scale, P& p, O& o, Fp8Softmax& softmax, bool first) {
-    if (hopper::warp_any(softmax.may_outgrow(s, scale)) || first) rescale_rows(o, softmax.raise(s, scale));
+  HOPPER_FUNCTION static void exponentiate(const S& s, float scale, P& p, O& o, Fp8Softmax& softmax) {
+    if (hopper::warp_any(softmax.may_outgrow(s, scale))) rescale_rows(o, softmax.raise(s, scale));
     softmax.exponentiate(p, s, scale);
   }
 
-  /// [7] [11] O += P V of the block, part by part.
-  HOPPER_FUNCTION void accumulate(O& o, const P& p, float v_scale) {
+  /// [7] [11] O += P V of the block, part by part. `issue_more`, after the last part, issues `more` groups of products.
+  template <int more>
+  HOPPER_FUNCTION void accumulate(O& o, const P& p, float v_scale, const auto& issue_more) {
     Part pv[parts_at_once];
     shared_.v_operand_full(v_.stage).wait(v_.phase);
     HOPPER_UNROLL
@@ -231,15 +234,19 @@ class Fp8Consumer {
     HOPPER_UNROLL
     for (int i = 0; i < parts; ++i) {
       const int ahead = i + parts_at_once - 1;
-      if (ahead < parts) {
-        issue_pv(pv[ahead % parts_at_once], p, ahead);
-        hopper::wgmma_wait<parts_at_once - 1>(pv[i % parts_at_once]);
+      if (ahead < parts) issue_pv(pv[ahead % parts_at_once], p, ahead);
+      if (i + 1 == parts) {
+        issue_more();
+        hopper::wgmma_wait<more>(pv[i % parts_at_once]);
+        release_v();
       } else {
-        hopper::wgmma_wait<0>(pv[i % parts_at_once]);
+        hopper::wgmma_wait<parts_at_once - 1>(pv[i % parts_at_once]);
       }
-      if (i + 1 == parts) release_v();
       add(o, pv[i % parts_at_once], i, v_scale);
     }
+  }
+  HOPPER_FUNCTION void accumulate(O& o, const P& p, float v_scale) {
+    accumulate<0>(o, p, v_scale, [] {});
   }
 
   HOPPER_FUNCTION void attend(const Tile& tile) {
@@ -258,25 +265,30 @@ class Fp8Consumer {
       const float q_scale =
           args_.scale.scale_log2 *
           args_.q_scale.of(tile.batch, tile.head, (tile.first_row + 64 * warpgroup_) / config.tile_kv);
-      const auto weigh = [&](const BlockScales& scales, bool first) {
+      // [4] [6] S of the block.
+      BlockScales scales;
+      const auto issue = [&] {
+        scales = issue_s(s);
+        turn_.pass();
+      };
+      turn_.take();
+      issue();
+      HOPPER_NO_UNROLL
+      for (;;) {  // S of the block is in flight
         hopper::wgmma_wait<0>(s);
         release_k();
         if (mine.is_edge(block)) apply_mask(s, args_, tile.first_row + my_row(), block * config.tile_kv);  // [8]
         // At least the smallest normal number: times 0 the -inf of a masked score would be NaN.
-        exponentiate(s, hopper::maximum(q_scale * scales.k, 0x1p-126f), p, o, softmax, first);
-      };
-      // [4] [5] First block.
-      turn_.take();
-      BlockScales scales = issue_s(s);
-      turn_.pass();
-      weigh(scales, true);
-      HOPPER_NO_UNROLL
-      for (--block; block >= mine.begin; --block) {
+        exponentiate(s, hopper::maximum(q_scale * scales.k, 0x1p-126f), p, o, softmax);  // [5] [9]
+        if (--block < mine.begin) break;
         turn_.take();
-        accumulate(o, p, scales.v);  // [7] O += P(j) V(j)
-        scales = issue_s(s);         // [6] S(j+1) = Q K(j+1)^T
-        turn_.pass();
-        weigh(scales, false);  // [9]
+        const float v_scale = scales.v;
+        if constexpr (s_under_pv) {
+          accumulate<1>(o, p, v_scale, issue);  // [7]
+        } else {
+          accumulate(o, p, v_scale);
+          issue();
+        }
       }
       release(shared_.q_empty[q_.stage]);
       accumulate(o, p, scales.v);  // [11]
@@ -292,21 +304,29 @@ class Fp8Consumer {
     store_lse(lse, args_, tile, row_of);
   }
 
-  /// A thread has four neighbouring features of every 16 (Transposer); a quad stores 32 bytes.
+  /// A thread has four neighbouring features of every 16 (TileTransposer); a quad stores 32 bytes.
   HOPPER_FUNCTION void store(const O& o, const Tile& tile) const {
     const int first_column = 4 * (hopper::lane() % 4);
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int row = tile.first_row + my_row() + 8 * r;
+      if (row >= args_.mask.seqlen_q) continue;
       std::uint16_t* const to = args_.o_data + tile.batch * args_.o_stride[0] + tile.head * args_.o_stride[1] +
                                 row * args_.o_stride[2] + first_column;
-      HOPPER_UNROLL
-      for (int column = 0; column < config.d_v; column += 16) {
+      const auto store16 = [&](int column) {
         const float* const even = o.value + column / 2 + 2 * r;
         const float* const odd = even + 4;
-        if (row < args_.mask.seqlen_q && column + first_column < args_.o_columns)
-          *reinterpret_cast<std::uint64_t*>(to + column) = pair(even[0], odd[0]) | std::uint64_t(pair(even[1], odd[1]))
-                                                                                       << 32;
+        *reinterpret_cast<std::uint64_t*>(to + column) = pair(even[0], odd[0]) | std::uint64_t(pair(even[1], odd[1]))
+                                                                                     << 32;
+      };
+      // Whole rows without a branch for every store.
+      if (args_.o_columns == config.d_v) {
+        HOPPER_UNROLL
+        for (int column = 0; column < config.d_v; column += 16) store16(column);
+      } else {
+        HOPPER_UNROLL
+        for (int column = 0; column < config.d_v; column += 16)
+          if (column < args_.o_columns) store16(column);
       }
     }
   }

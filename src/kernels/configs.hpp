@@ -66,9 +66,9 @@ inline constexpr ForwardRow forward_rows[] = {
     {"bf16_d256_cluster",   {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
     //                      fp8(d,   d_v, tile_q stages q_buffers pv_columns v_is_transposed)
     {"e4m3_d64",            {fp8(64,  64,  192,   3,     2,        64)},              always, always},
-    {"e4m3_d96",            {fp8(96,  96,  192,   3,     2,        96)},              always, always},
+    {"e4m3_d96",            {fp8(96,  96,  192,   3,     2,        32)},              always, always},
     {"e4m3_d128",           {fp8(128, 128, 192,   3,     2,        64)},              always, always},
-    {"e4m3_d192",           {fp8(192, 192, 128,   2,     1,        96)},              always, always},
+    {"e4m3_d192",           {fp8(192, 192, 128,   2,     1,        64)},              always, always},
     {"e4m3_d256",           {fp8(256, 256, 128,   2,     1,        64)},              always, always},
     {"e4m3_d64_vt",         {fp8(64,  64,  192,   4,     2,        64, true)},        16384,  16384},
     {"e4m3_d128_vt",        {fp8(128, 128, 192,   4,     2,        64, true)},        16384,  16384},
