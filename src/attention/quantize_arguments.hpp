@@ -31,8 +31,7 @@ struct QuantizeShape {
   /// A thread has 128 registers where it holds 64 values, else all that there are.
   constexpr int ctas_of_sm() const { return (held() == 8 ? 512 : 256) / threads(); }
 };
-/// For up to 64, 128 and 256 features, and for more than 128 to be rotated: every lane more is an exchange more, and an
-/// order of 16 has only two.
+/// For up to 64, 128 and 256 features, and for more than 128 of an order of 16, which has only two lanes.
 inline constexpr QuantizeShape quantize_shapes[] = {{4, 2, 2}, {8, 2, 1}, {8, 4, 1}, {16, 2, 1}};
 
 /// n / divisor as a product, for n below 2^31. Why: a thread has some 900 instructions to do for its values, and a

@@ -15,7 +15,7 @@ static_assert(attention::scale_rows == FA3_SCALE_ROWS);
 
 /// Index of the shape.
 int shape_of(const QuantizeProblem& problem) {
-  return problem.d <= 64 ? 0 : problem.d <= 128 ? 1 : problem.rotate ? 3 : 2;
+  return problem.d <= 64 ? 0 : problem.d <= 128 ? 1 : problem.rotate && problem.d % 32 != 0 ? 3 : 2;
 }
 
 template <int count>

@@ -34,9 +34,9 @@ decltype(auto) with_instance(const QuantizePlan& plan, const F& f) {
   const auto with_shape = [&]<Transform transform>() {
     if (plan.shape == 0) return f.template operator()<transform, 0>();
     if (plan.shape == 1) return f.template operator()<transform, 1>();
-    if constexpr (transform == Transform::embedding)
-      if (plan.shape == 2) return f.template operator()<transform, 2>();
-    return f.template operator() < transform, transform == Transform::none ? 2 : 3 > ();
+    if constexpr (transform != Transform::none)
+      if (plan.shape == 3) return f.template operator()<transform, 3>();
+    return f.template operator()<transform, 2>();
   };
   if (plan.transform == Transform::rotation) return with_shape.template operator()<Transform::rotation>();
   if (plan.transform == Transform::embedding) return with_shape.template operator()<Transform::embedding>();
