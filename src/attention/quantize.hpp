@@ -3,6 +3,7 @@
 // meanwhile x of its next block is on the way.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -24,6 +25,7 @@ struct alignas(16) SixteenE4m3 {
 };
 
 struct QuantizeShared {
+  SignsOfPiece signs[32];
   std::uint32_t of_warp[2][16];  // bits of a maximum; of every other block
 };
 
@@ -35,7 +37,9 @@ HOPPER_FUNCTION int quotient(int n, Divisor divisor) {
   return int(std::uint64_t(std::uint32_t(n)) * divisor.factor >> divisor.shift);
 }
 
-HOPPER_FUNCTION bool is_finite(float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffu) < 0x7f800000u; }
+inline constexpr std::uint32_t infinity_bits = 0x7f800000u;
+
+HOPPER_FUNCTION bool is_finite(float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffu) < infinity_bits; }
 
 template <hopper::Element element>
 HOPPER_FUNCTION void unpack(float (&value)[8], const EightFeatures& eight) {
@@ -115,16 +119,27 @@ HOPPER_FUNCTION void mix_segments(float (&value)[shape.held()][8], const Quantiz
       float sum = value[first][i];
       HOPPER_UNROLL
       for (int j = step; j < shape.slots; j += step)
-        if (first % shape.slots + j < args.slots_used) sum += value[first + j][i];
+        if (shape.three_segments() || first % shape.slots + j < args.slots_used) sum += value[first + j][i];
       HOPPER_UNROLL
       for (int j = 0; j < shape.slots; j += step) value[first + j][i] = hopper::fma(args.mix, sum, value[first + j][i]);
     }
   }
 }
 
-/// (values D) H without its factor; D has been applied. By whole warps.
+/// Bits of the largest |value|, of what is not NaN.
+template <int held>
+HOPPER_FUNCTION std::uint32_t largest(const float (&value)[held][8]) {
+  float of_half[2] = {};
+  HOPPER_UNROLL
+  for (int j = 0; j < held; ++j) HOPPER_UNROLL
+  for (int i = 0; i < 8; ++i) of_half[i % 2] = hopper::maximum(of_half[i % 2], std::abs(value[j][i]));
+  return std::bit_cast<std::uint32_t>(hopper::maximum(of_half[0], of_half[1]));
+}
+
+/// (values D) H without its factor; D has been applied. By whole warps. The result is largest(), or the bits of some
+/// infinity or NaN if there are any.
 template <QuantizeShape shape>
-HOPPER_FUNCTION void rotate(float (&value)[shape.held()][8], const QuantizeArguments& args) {
+HOPPER_FUNCTION std::uint32_t rotate(float (&value)[shape.held()][8], const QuantizeArguments& args) {
   constexpr int held = shape.held();
   HOPPER_UNROLL
   for (int j = 0; j < held; ++j) HOPPER_UNROLL
@@ -152,28 +167,52 @@ HOPPER_FUNCTION void rotate(float (&value)[shape.held()][8], const QuantizeArgum
         value[j + step][i] = a - b;
       }
   };
-  if (args.slots_of_segment == shape.slots) {
-    HOPPER_UNROLL
-    for (int step = 1; step < shape.slots; step *= 2) butterflies(step);
-    return;
-  }
-  HOPPER_UNROLL
-  for (int step = 1; step < shape.slots; step *= 2)
-    if (step < args.slots_of_segment) butterflies(step);
-  if (args.segments == 1) return;
-  if (args.slots_of_segment == 1)
-    mix_segments<1, shape>(value, args);
-  else if (args.slots_of_segment == 2)
+  if constexpr (shape.three_segments()) {
+    butterflies(1);
     mix_segments<2, shape>(value, args);
-  else if constexpr (shape.slots == 16)
-    mix_segments<4, shape>(value, args);
+    return largest(value);
+  } else if (args.slots_of_segment == shape.slots) {
+    HOPPER_UNROLL
+    for (int step = 1; step < shape.slots / 2; step *= 2) butterflies(step);
+    // The larger one of |a + b| and |a - b| is |a| + |b|: half as many for the maximum, which as integers go by two.
+    std::uint32_t most = 0;
+    constexpr int step = shape.slots / 2;
+    HOPPER_UNROLL
+    for (int j = 0; j < held; ++j) HOPPER_UNROLL
+    for (int i = 0; i < 8; i += 2)
+      if ((j & step) == 0) {
+        std::uint32_t of_two[2];
+        HOPPER_UNROLL
+        for (int k = i; k < i + 2; ++k) {
+          const float a = value[j][k], b = value[j + step][k];
+          of_two[k - i] = std::bit_cast<std::uint32_t>(std::abs(a) + std::abs(b));
+          value[j][k] = a + b;
+          value[j + step][k] = a - b;
+        }
+        most = std::max(std::max(of_two[0], of_two[1]), most);
+      }
+    return most;
+  } else {
+    HOPPER_UNROLL
+    for (int step = 1; step < shape.slots; step *= 2)
+      if (step < args.slots_of_segment) butterflies(step);
+    if (args.segments > 1) {
+      if (args.slots_of_segment == 1)
+        mix_segments<1, shape>(value, args);
+      else if (args.slots_of_segment == 2)
+        mix_segments<2, shape>(value, args);
+      else if constexpr (shape.slots == 16)
+        mix_segments<4, shape>(value, args);
+    }
+    return largest(value);
+  }
 }
 
 /// The largest bits of all threads of the CTA. `maxima`: of QuantizeShared, not those of the block before, which others
 /// may be reading; of the one before that all has been read, as everybody has passed the barrier since.
 template <QuantizeShape shape>
-HOPPER_FUNCTION std::uint32_t maximum_of_block(std::uint32_t (&maxima)[16], int thread, float of_thread) {
-  const std::uint32_t of_warp = hopper::warp_max(std::bit_cast<std::uint32_t>(of_thread));
+HOPPER_FUNCTION std::uint32_t maximum_of_block(std::uint32_t (&maxima)[16], int thread, std::uint32_t of_thread) {
+  const std::uint32_t of_warp = hopper::warp_max(of_thread);
   if (hopper::lane() == 0) hopper::store_shared(maxima[thread / hopper::warp_threads], of_warp);
   hopper::cta_sync();
   constexpr int warps = shape.threads() / hopper::warp_threads;
@@ -234,6 +273,10 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
   int parity = 0;
   PlaceOfBlock next = place_of(hopper::cta());
   if (loads_ahead) load(next);
+  if constexpr (transform != Transform::none) {
+    if (thread < slots * lanes) hopper::store_shared(shared.signs[thread], args.signs[thread]);
+    hopper::cta_sync();
+  }
   for (int item = hopper::cta(); item < args.items;) {
     parity ^= 1;
     const PlaceOfBlock at = next;
@@ -243,10 +286,12 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
     float value[held][8];
     HOPPER_UNROLL
     for (int j = 0; j < held; ++j) {
-      const std::uint32_t signs = args.signs[first_piece + j % slots * lanes];
+      SignsOfPiece signs;
+      if constexpr (transform != Transform::none)
+        signs = hopper::load_shared(shared.signs[first_piece + j % slots * lanes]);
       if constexpr (transform == Transform::rotation) {
         HOPPER_UNROLL
-        for (int p = 0; p < 4; ++p) given[j].pair[p] ^= signs << p & 0x80008000u;
+        for (int p = 0; p < 4; ++p) given[j].pair[p] ^= signs.pair[p];
       }
       unpack<element>(value[j], given[j]);
       if constexpr (transform == Transform::embedding) {
@@ -255,47 +300,36 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
         HOPPER_UNROLL
         for (int i = 0; i < 8; ++i)
           value[j][i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value[j][i]) ^
-                                             (signs << (i / 2 + (i % 2 == 0 ? 16 : 0)) & 0x80000000u));
+                                             (signs.pair[i / 2] << (i % 2 == 0 ? 16 : 0) & 0x80000000u));
       }
     }
     if (loads_ahead && item < args.items) load(next);
-    if constexpr (transform != Transform::none)
-      if (args.rotate) rotate<shape>(value, args);
-
-    float most;
-    const auto find_most = [&] {
-      float of_half[2] = {};
-      HOPPER_UNROLL
-      for (int j = 0; j < held; ++j) HOPPER_UNROLL
-      for (int i = 0; i < 8; ++i) of_half[i % 2] = hopper::maximum(of_half[i % 2], std::abs(value[j][i]));
-      most = hopper::maximum(of_half[0], of_half[1]);
-    };
-    find_most();
+    std::uint32_t most;
+    if (transform != Transform::none && args.rotate)
+      most = rotate<shape>(value, args);
+    else
+      most = largest(value);
     // Infinities become NaN. Those need no care: the maximum ignores them, and their products are NaN.
-    if (!is_finite(most)) {
+    if (most >= infinity_bits) {
       HOPPER_UNROLL
       for (int j = 0; j < held; ++j) HOPPER_UNROLL
       for (int i = 0; i < 8; ++i)
         if (!is_finite(value[j][i])) value[j][i] = std::numeric_limits<float>::quiet_NaN();
-      find_most();
+      most = largest(value);
     }
 
     const int group = quotient(at.head, args.by_group);
-    const auto place_of_scale = [&]() -> float& {
-      return args
-          .scale[at.batch * args.scale_stride[0] + group * args.scale_stride[1] + at.block * args.scale_stride[2]];
-    };
     float scale = 1;
-    if (args.step == QuantizeStep::given) {
-      if (args.scale != nullptr) scale = place_of_scale();
-    } else {
+    const bool reads_scale = args.step == QuantizeStep::given && args.scale != nullptr;
+    bool writes_scale = false;
+    if (args.step != QuantizeStep::given) {
       const auto place_of_maximum = [&]() -> unsigned& { return args.maxima[at.batch * args.maxima_of_batch + group]; };
       std::uint32_t bits;
-      bool writes = thread == 0;
+      writes_scale = thread == 0;
       if (args.step == QuantizeStep::from_maxima) {
         bits = place_of_maximum();
-        writes =
-            writes && at.block == 0 && at.head == group * args.group && (at.batch == 0 || args.maxima_of_batch != 0);
+        writes_scale = writes_scale && at.block == 0 && at.head == group * args.group &&
+                       (at.batch == 0 || args.maxima_of_batch != 0);
       } else {
         bits = maximum_of_block<shape>(shared.of_warp[parity], thread, most);
       }
@@ -305,7 +339,14 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
         continue;
       }
       scale = scale_of(args.norm * std::bit_cast<float>(bits));
-      if (writes) place_of_scale() = scale;
+    }
+    if (reads_scale || writes_scale) {
+      float& place =
+          args.scale[at.batch * args.scale_stride[0] + group * args.scale_stride[1] + at.block * args.scale_stride[2]];
+      if (reads_scale)
+        scale = place;
+      else
+        place = scale;
     }
 
     const float factor = args.norm * (1.0f / scale);

@@ -29,10 +29,18 @@ struct QuantizeShape {
   constexpr int held() const { return rows * slots; }  // pieces of a thread
   constexpr int threads() const { return scale_rows / rows * lanes; }
   /// A thread has 128 registers where it holds 64 values, else all that there are.
-  constexpr int ctas_of_sm() const { return (held() == 8 ? 512 : 256) / threads(); }
+  constexpr int ctas_of_sm() const { return (held() <= 8 ? 512 : 256) / threads(); }
+  /// Of two slots, if the features are rotated.
+  constexpr bool three_segments() const { return slots == 6; }
 };
-/// For up to 64, 128 and 256 features, and for more than 128 of an order of 16, which has only two lanes.
-inline constexpr QuantizeShape quantize_shapes[] = {{4, 2, 2}, {8, 2, 1}, {8, 4, 1}, {16, 2, 1}};
+/// For up to 64, 128 and 256 features, for more than 128 of an order of 16, which has only two lanes, and for 96 and
+/// 192.
+inline constexpr QuantizeShape quantize_shapes[] = {{4, 2, 2}, {8, 2, 1}, {8, 4, 1}, {16, 2, 1}, {6, 2, 1}, {6, 4, 1}};
+
+/// Bits 15 and 31 of `pair[p]` are the signs of features 2p and 2p + 1 of a piece, the others zeros.
+struct alignas(16) SignsOfPiece {
+  std::uint32_t pair[4];
+};
 
 /// n / divisor as a product, for n below 2^31. Why: a thread has some 900 instructions to do for its values, and a
 /// division is 20 more.
@@ -87,9 +95,7 @@ struct QuantizeArguments {
   int segments;          // of H
   int slots_of_segment;  // a power of two; 1 unless rotated
   float norm, mix;
-  // By piece; beyond the last one those of what stands there in its place (quantize.hpp). Shifted to the left by p,
-  // bits 15 and 31 are the signs of features 2p and 2p + 1.
-  std::uint32_t signs[32];
+  SignsOfPiece signs[32];  // beyond the last piece those of what stands there in its place (quantize.hpp)
 };
 
 }  // namespace fa3::attention

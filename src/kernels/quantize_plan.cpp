@@ -15,6 +15,8 @@ static_assert(attention::scale_rows == FA3_SCALE_ROWS);
 
 /// Index of the shape.
 int shape_of(const QuantizeProblem& problem) {
+  if (problem.d == 96) return 4;
+  if (problem.d == 192) return 5;
   return problem.d <= 64 ? 0 : problem.d <= 128 ? 1 : problem.rotate && problem.d % 32 != 0 ? 3 : 2;
 }
 
@@ -100,7 +102,7 @@ attention::QuantizeArguments quantize_arguments(const QuantizeProblem& problem, 
   for (int place = 0; problem.rotate && place < 32; ++place) {
     const int piece = place < args.pieces ? place : place % (sharing.lanes * args.slots_of_segment);
     for (int i = 0; i < 8; ++i)
-      args.signs[place] |= (rotation.signs[piece / 4] >> (piece % 4 * 8 + i) & 1) << ((i % 2 == 0 ? 15 : 31) - i / 2);
+      args.signs[place].pair[i / 2] |= (rotation.signs[piece / 4] >> (piece % 4 * 8 + i) & 1) << (i % 2 == 0 ? 15 : 31);
   }
   return args;
 }

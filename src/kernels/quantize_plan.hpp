@@ -34,6 +34,8 @@ decltype(auto) with_instance(const QuantizePlan& plan, const F& f) {
   const auto with_shape = [&]<Transform transform>() {
     if (plan.shape == 0) return f.template operator()<transform, 0>();
     if (plan.shape == 1) return f.template operator()<transform, 1>();
+    if (plan.shape == 4) return f.template operator()<transform, 4>();
+    if (plan.shape == 5) return f.template operator()<transform, 5>();
     if constexpr (transform != Transform::none)
       if (plan.shape == 3) return f.template operator()<transform, 3>();
     return f.template operator()<transform, 2>();
