@@ -136,27 +136,29 @@ HOPPER_FUNCTION std::uint32_t largest(const float (&value)[held][8]) {
   return std::bit_cast<std::uint32_t>(hopper::maximum(of_half[0], of_half[1]));
 }
 
-/// (values D) H without its factor; D has been applied. By whole warps. The result is largest(), or the bits of some
-/// infinity or NaN if there are any.
-template <QuantizeShape shape>
-HOPPER_FUNCTION std::uint32_t rotate(float (&value)[shape.held()][8], const QuantizeArguments& args) {
-  constexpr int held = shape.held();
+/// The butterflies within a piece and between those of the same slot. By whole warps.
+template <int lanes>
+HOPPER_FUNCTION void rotate_piece(float (&value)[8]) {
   HOPPER_UNROLL
-  for (int j = 0; j < held; ++j) HOPPER_UNROLL
   for (int step = 1; step < 8; step *= 2) HOPPER_UNROLL
   for (int i = 0; i < 8; ++i)
     if ((i & step) == 0) {
-      const float a = value[j][i], b = value[j][i + step];
-      value[j][i] = a + b;
-      value[j][i + step] = a - b;
+      const float a = value[i], b = value[i + step];
+      value[i] = a + b;
+      value[i + step] = a - b;
     }
   HOPPER_UNROLL
-  for (int mask = 1; mask < shape.lanes; mask *= 2) {
+  for (int mask = 1; mask < lanes; mask *= 2) {
     const float sign = (hopper::lane() & mask) != 0 ? -1.0f : 1.0f;
     HOPPER_UNROLL
-    for (int j = 0; j < held; ++j) HOPPER_UNROLL
-    for (int i = 0; i < 8; ++i) value[j][i] = hopper::fma(value[j][i], sign, hopper::from_lane_xor(value[j][i], mask));
+    for (int i = 0; i < 8; ++i) value[i] = hopper::fma(value[i], sign, hopper::from_lane_xor(value[i], mask));
   }
+}
+
+/// Those between slots, and the mix. The result is largest(), or the bits of some infinity or NaN if there are any.
+template <QuantizeShape shape>
+HOPPER_FUNCTION std::uint32_t rotate_slots(float (&value)[shape.held()][8], const QuantizeArguments& args) {
+  constexpr int held = shape.held();
   const auto butterflies = [&](int step) {
     HOPPER_UNROLL
     for (int j = 0; j < held; ++j) HOPPER_UNROLL
@@ -230,6 +232,7 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
   constexpr int apart = scale_rows / shape.rows;  // of a thread's rows
   // The embedding has no registers to spare.
   constexpr bool loads_ahead = transform != Transform::embedding;
+  const bool rotates = transform == Transform::rotation || (transform == Transform::embedding && args.rotate);
   const int thread = thread_of_cta();
   const int first_row = thread / lanes, first_piece = thread % lanes;
 
@@ -254,25 +257,34 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
   };
 
   EightFeatures given[held];
-  const auto load = [&](const PlaceOfBlock& at) {
+  struct RowsOfX {
+    const std::uint16_t* first[shape.rows];  // this lane's first piece
+  };
+  const auto rows_of = [&](const PlaceOfBlock& at) {
+    RowsOfX rows;
     HOPPER_UNROLL
-    for (int r = 0; r < shape.rows; ++r) {
-      const std::uint16_t* const x = row_of(args.x, at.batch, at.head, row_within(at, r));
-      if (args.x_whole) {
-        const std::uint16_t* const first = x + piece_features * first_piece;
-        HOPPER_UNROLL
-        for (int j = 0; j < slots; ++j) given[r * slots + j] = load_eight(first + piece_features * lanes * j, true);
-      } else {
-        HOPPER_UNROLL
-        for (int j = 0; j < slots; ++j)
-          given[r * slots + j] = load_eight(x + piece_features * piece_within(j), args.x.aligned);
-      }
+    for (int r = 0; r < shape.rows; ++r)
+      rows.first[r] = row_of(args.x, at.batch, at.head, row_within(at, r)) + piece_features * first_piece;
+    return rows;
+  };
+  const auto load = [&](const RowsOfX& rows, int first, int count) {
+    if (args.x_whole) {
+      HOPPER_UNROLL
+      for (int j = first; j < first + count; ++j)
+        given[j] = load_eight(rows.first[j / slots] + piece_features * lanes * (j % slots), true);
+    } else {
+      HOPPER_UNROLL
+      for (int j = first; j < first + count; ++j)
+        given[j] = load_eight(rows.first[j / slots] + piece_features * (piece_within(j) - first_piece), args.x.aligned);
     }
   };
+  // What is done with a few pieces before the next ones. ptxas keeps to it because there is a branch in between; with
+  // all exchanges in a row the warps, which are at about the same place, would wait for the shuffle unit.
+  constexpr int together = transform == Transform::rotation ? 2 : held;
 
   int parity = 0;
   PlaceOfBlock next = place_of(hopper::cta());
-  if (loads_ahead) load(next);
+  if (loads_ahead) load(rows_of(next), 0, held);
   if constexpr (transform != Transform::none) {
     if (thread < slots * lanes) hopper::store_shared(shared.signs[thread], args.signs[thread]);
     hopper::cta_sync();
@@ -280,35 +292,48 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
   for (int item = hopper::cta(); item < args.items;) {
     parity ^= 1;
     const PlaceOfBlock at = next;
-    if (!loads_ahead) load(at);
+    if (!loads_ahead) load(rows_of(at), 0, held);
     item += hopper::cta_count();
-    if (item < args.items) next = place_of(item);
+    RowsOfX next_rows{};
+    if (item < args.items) {
+      next = place_of(item);
+      if (loads_ahead) next_rows = rows_of(next);
+    }
     float value[held][8];
     HOPPER_UNROLL
-    for (int j = 0; j < held; ++j) {
-      SignsOfPiece signs;
+    for (int first = 0; first < held; first += together) {
+      HOPPER_UNROLL
+      for (int j = first; j < first + together; ++j) {
+        SignsOfPiece signs;
+        if constexpr (transform != Transform::none)
+          signs = hopper::load_shared(shared.signs[first_piece + j % slots * lanes]);
+        if constexpr (transform == Transform::rotation) {
+          HOPPER_UNROLL
+          for (int p = 0; p < 4; ++p) given[j].pair[p] ^= signs.pair[p];
+        }
+        unpack<element>(value[j], given[j]);
+        if constexpr (transform == Transform::embedding) {
+          const int row = row_within(at, j / slots);
+          rope<element>(value[j], args, row_of(args.x, at.batch, at.head, row), row, piece_features * piece_within(j));
+          HOPPER_UNROLL
+          for (int i = 0; i < 8; ++i)
+            value[j][i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value[j][i]) ^
+                                               (signs.pair[i / 2] << (i % 2 == 0 ? 16 : 0) & 0x80000000u));
+        }
+      }
+      if (loads_ahead && item < args.items) load(next_rows, first, together);
       if constexpr (transform != Transform::none)
-        signs = hopper::load_shared(shared.signs[first_piece + j % slots * lanes]);
-      if constexpr (transform == Transform::rotation) {
-        HOPPER_UNROLL
-        for (int p = 0; p < 4; ++p) given[j].pair[p] ^= signs.pair[p];
-      }
-      unpack<element>(value[j], given[j]);
-      if constexpr (transform == Transform::embedding) {
-        const int row = row_within(at, j / slots);
-        rope<element>(value[j], args, row_of(args.x, at.batch, at.head, row), row, piece_features * piece_within(j));
-        HOPPER_UNROLL
-        for (int i = 0; i < 8; ++i)
-          value[j][i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value[j][i]) ^
-                                             (signs.pair[i / 2] << (i % 2 == 0 ? 16 : 0) & 0x80000000u));
-      }
+        if (rotates) {
+          HOPPER_UNROLL
+          for (int j = first; j < first + together; ++j) rotate_piece<lanes>(value[j]);
+        }
     }
-    if (loads_ahead && item < args.items) load(next);
+
     std::uint32_t most;
-    if (transform != Transform::none && args.rotate)
-      most = rotate<shape>(value, args);
-    else
+    if constexpr (transform == Transform::none)
       most = largest(value);
+    else
+      most = rotates ? rotate_slots<shape>(value, args) : largest(value);
     // Infinities become NaN. Those need no care: the maximum ignores them, and their products are NaN.
     if (most >= infinity_bits) {
       HOPPER_UNROLL
