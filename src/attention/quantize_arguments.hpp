@@ -28,12 +28,12 @@ struct QuantizeShape {
 
   constexpr int held() const { return rows * slots; }  // pieces of a thread
   constexpr int threads() const { return scale_rows / rows * lanes; }
-  /// A thread has 128 registers where it holds 64 values, else all that there are.
+  /// A thread has 128 registers where it holds no more than 64 values, else all that there are.
   constexpr int ctas_of_sm() const { return (held() <= 8 ? 512 : 256) / threads(); }
   /// Of two slots, if the features are rotated.
   constexpr bool three_segments() const { return slots == 6; }
 };
-/// For up to 64, 128 and 256 features, for more than 128 of an order of 16, which has only two lanes, and for 96 and
+/// For up to 64, 128 and 256 features, for more than 128 of an order of 16, which has only two lanes, for 96 and for
 /// 192.
 inline constexpr QuantizeShape quantize_shapes[] = {{4, 2, 2}, {8, 2, 1}, {8, 4, 1}, {16, 2, 1}, {6, 2, 1}, {6, 4, 1}};
 
@@ -42,7 +42,7 @@ struct alignas(16) SignsOfPiece {
   std::uint32_t pair[4];
 };
 
-/// n / divisor as a product, for n below 2^31. Why: a thread has some 900 instructions to do for its values, and a
+/// n / divisor as a product, for n below 2^31. Why: a thread has some 1000 instructions to do for its values, and a
 /// division is 20 more.
 struct Divisor {
   std::uint32_t factor;
