@@ -1,7 +1,9 @@
-// The quantiser: 128 rows of a head, x to y, step by step as docs/numerics.md defines it (FP8: the quantiser). A CTA,
-// or a cluster of two, has a block; it reads x once and keeps it in registers until the scale is known.
+// The quantiser: blocks of 128 rows of a head, x to y, step by step as docs/numerics.md defines it (FP8: the
+// quantiser). A CTA takes one after the other. It reads x once and keeps it in registers until the scale is known;
+// meanwhile x of its next block is on the way.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -23,28 +25,21 @@ struct alignas(16) SixteenE4m3 {
 };
 
 struct QuantizeShared {
-  EightE4m3 staged[256 * 16];  // of y: rows of a warp side by side, 32 pieces of each slot
-  std::uint32_t of_warp[16];   // bits of a maximum
-  std::uint32_t of_peer;
-  hopper::Mbarrier from_peer;  // 4 bytes, and the expectation of them: of_peer has come
+  SignsOfPiece signs[32];
+  std::uint32_t of_warp[2][16];  // bits of a maximum; of every other block
 };
 
 struct alignas(16) FourFloats {
   float value[4];
 };
 
-HOPPER_FUNCTION int quotient(int n, Divisor divisor) { return int(std::uint64_t(n) * divisor.factor >> divisor.shift); }
-
-HOPPER_FUNCTION bool is_finite(float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffu) < 0x7f800000u; }
-
-/// A pair of 16 bits with NaN in place of infinities.
-template <hopper::Element element>
-HOPPER_FUNCTION std::uint32_t without_infinity(std::uint32_t pair) {
-  constexpr std::uint32_t infinity = element == hopper::Element::f16 ? 0x7c00 : 0x7f80;
-  if ((pair & 0x7fff) == infinity) pair |= 1;
-  if ((pair >> 16 & 0x7fff) == infinity) pair |= 0x10000;
-  return pair;
+HOPPER_FUNCTION int quotient(int n, Divisor divisor) {
+  return int(std::uint64_t(std::uint32_t(n)) * divisor.factor >> divisor.shift);
 }
+
+inline constexpr std::uint32_t infinity_bits = 0x7f800000u;
+
+HOPPER_FUNCTION bool is_finite(float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7fffffffu) < infinity_bits; }
 
 template <hopper::Element element>
 HOPPER_FUNCTION void unpack(float (&value)[8], const EightFeatures& eight) {
@@ -113,228 +108,324 @@ HOPPER_FUNCTION void rope(float (&value)[8], const QuantizeArguments& args, cons
   }
 }
 
-/// (values D) H without its factor; D has been applied. By whole warps.
-template <int slots>
-HOPPER_FUNCTION void rotate(float (&value)[slots][8], const QuantizeArguments& args) {
+/// The mix of segments; `step` slots of each.
+template <int step, QuantizeShape shape>
+HOPPER_FUNCTION void mix_segments(float (&value)[shape.held()][8], const QuantizeArguments& args) {
   HOPPER_UNROLL
-  for (int j = 0; j < slots; ++j) {
-    if (j >= args.slots_used) continue;
-    HOPPER_UNROLL
-    for (int step = 1; step < 8; step *= 2) HOPPER_UNROLL
-    for (int i = 0; i < 8; ++i)
-      if ((i & step) == 0) {
-        const float a = value[j][i], b = value[j][i + step];
-        value[j][i] = a + b;
-        value[j][i + step] = a - b;
-      }
-  }
-  HOPPER_NO_UNROLL
-  for (int mask = 1; mask < 1 << args.lanes_log2; mask *= 2) {
-    const float sign = (hopper::lane() & mask) != 0 ? -1.0f : 1.0f;
-    HOPPER_UNROLL
-    for (int j = 0; j < slots; ++j) {
-      if (j >= args.slots_used) continue;
-      HOPPER_UNROLL
-      for (int i = 0; i < 8; ++i)
-        value[j][i] = hopper::fma(value[j][i], sign, hopper::from_lane_xor(value[j][i], mask));
-    }
-  }
-  if (args.segments > 1) {
+  for (int first = 0; first < shape.held(); ++first) {
+    if (first % shape.slots >= step) continue;
     HOPPER_UNROLL
     for (int i = 0; i < 8; ++i) {
-      float sum = value[0][i];
+      float sum = value[first][i];
       HOPPER_UNROLL
-      for (int j = 1; j < slots; ++j)
-        if (j < args.slots_used) sum += value[j][i];
+      for (int j = step; j < shape.slots; j += step)
+        if (shape.three_segments() || first % shape.slots + j < args.slots_used) sum += value[first + j][i];
       HOPPER_UNROLL
-      for (int j = 0; j < slots; ++j)
-        if (j < args.slots_used) value[j][i] = hopper::fma(args.mix, sum, value[j][i]);
+      for (int j = 0; j < shape.slots; j += step) value[first + j][i] = hopper::fma(args.mix, sum, value[first + j][i]);
     }
-  } else if constexpr (slots <= 4) {  // 16 slots are for segments
+  }
+}
+
+/// Bits of the largest |value|, of what is not NaN.
+template <int held>
+HOPPER_FUNCTION std::uint32_t largest(const float (&value)[held][8]) {
+  float of_half[2] = {};
+  HOPPER_UNROLL
+  for (int j = 0; j < held; ++j) HOPPER_UNROLL
+  for (int i = 0; i < 8; ++i) of_half[i % 2] = hopper::maximum(of_half[i % 2], std::abs(value[j][i]));
+  return std::bit_cast<std::uint32_t>(hopper::maximum(of_half[0], of_half[1]));
+}
+
+/// The butterflies within a piece and between those of the same slot. By whole warps.
+template <int lanes>
+HOPPER_FUNCTION void rotate_piece(float (&value)[8]) {
+  HOPPER_UNROLL
+  for (int step = 1; step < 8; step *= 2) HOPPER_UNROLL
+  for (int i = 0; i < 8; ++i)
+    if ((i & step) == 0) {
+      const float a = value[i], b = value[i + step];
+      value[i] = a + b;
+      value[i + step] = a - b;
+    }
+  HOPPER_UNROLL
+  for (int mask = 1; mask < lanes; mask *= 2) {
+    const float sign = (hopper::lane() & mask) != 0 ? -1.0f : 1.0f;
     HOPPER_UNROLL
-    for (int step = 1; step < slots; step *= 2) {
-      if (step >= args.slots_used) continue;
+    for (int i = 0; i < 8; ++i) value[i] = hopper::fma(value[i], sign, hopper::from_lane_xor(value[i], mask));
+  }
+}
+
+/// Those between slots, and the mix. The result is largest(), or the bits of some infinity or NaN if there are any.
+template <QuantizeShape shape>
+HOPPER_FUNCTION std::uint32_t rotate_slots(float (&value)[shape.held()][8], const QuantizeArguments& args) {
+  constexpr int held = shape.held();
+  const auto butterflies = [&](int step) {
+    HOPPER_UNROLL
+    for (int j = 0; j < held; ++j) HOPPER_UNROLL
+    for (int i = 0; i < 8; ++i)
+      if ((j & step) == 0) {
+        const float a = value[j][i], b = value[j + step][i];
+        value[j][i] = a + b;
+        value[j + step][i] = a - b;
+      }
+  };
+  if constexpr (shape.three_segments()) {
+    butterflies(1);
+    mix_segments<2, shape>(value, args);
+    return largest(value);
+  } else if (args.slots_of_segment == shape.slots) {
+    HOPPER_UNROLL
+    for (int step = 1; step < shape.slots / 2; step *= 2) butterflies(step);
+    // The larger one of |a + b| and |a - b| is |a| + |b|: half as many for the maximum, which as integers go by two.
+    std::uint32_t most = 0;
+    constexpr int step = shape.slots / 2;
+    HOPPER_UNROLL
+    for (int j = 0; j < held; ++j) HOPPER_UNROLL
+    for (int i = 0; i < 8; i += 2)
+      if ((j & step) == 0) {
+        std::uint32_t of_two[2];
+        HOPPER_UNROLL
+        for (int k = i; k < i + 2; ++k) {
+          const float a = value[j][k], b = value[j + step][k];
+          of_two[k - i] = std::bit_cast<std::uint32_t>(std::abs(a) + std::abs(b));
+          value[j][k] = a + b;
+          value[j + step][k] = a - b;
+        }
+        most = std::max(std::max(of_two[0], of_two[1]), most);
+      }
+    return most;
+  } else {
+    HOPPER_UNROLL
+    for (int step = 1; step < shape.slots; step *= 2)
+      if (step < args.slots_of_segment) butterflies(step);
+    if (args.segments > 1) {
+      if (args.slots_of_segment == 1)
+        mix_segments<1, shape>(value, args);
+      else if (args.slots_of_segment == 2)
+        mix_segments<2, shape>(value, args);
+      else if constexpr (shape.slots == 16)
+        mix_segments<4, shape>(value, args);
+    }
+    return largest(value);
+  }
+}
+
+/// The largest bits of all threads of the CTA. `maxima`: of QuantizeShared, not those of the block before, which others
+/// may be reading; of the one before that all has been read, as everybody has passed the barrier since.
+template <QuantizeShape shape>
+HOPPER_FUNCTION std::uint32_t maximum_of_block(std::uint32_t (&maxima)[16], int thread, std::uint32_t of_thread) {
+  const std::uint32_t of_warp = hopper::warp_max(of_thread);
+  if (hopper::lane() == 0) hopper::store_shared(maxima[thread / hopper::warp_threads], of_warp);
+  hopper::cta_sync();
+  constexpr int warps = shape.threads() / hopper::warp_threads;
+  return hopper::warp_max(hopper::lane() < warps ? hopper::load_shared(maxima[hopper::lane()]) : 0);
+}
+
+struct PlaceOfBlock {
+  int batch, head, block;  // of the head
+};
+
+/// What args.step says of this CTA's blocks. `transform` is that of the whole problem.
+template <hopper::Element element, Transform transform, QuantizeShape shape>
+HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& args) {
+  constexpr int slots = shape.slots, lanes = shape.lanes, held = shape.held();
+  constexpr int apart = scale_rows / shape.rows;  // of a thread's rows
+  // The embedding has no registers to spare.
+  constexpr bool loads_ahead = transform != Transform::embedding;
+  const bool rotates = transform == Transform::rotation || (transform == Transform::embedding && args.rotate);
+  const int thread = thread_of_cta();
+  const int first_row = thread / lanes, first_piece = thread % lanes;
+
+  const auto place_of = [&](int item) {
+    // What step `maxima` read last is still in L2.
+    if (args.step == QuantizeStep::from_maxima) item = args.items - 1 - item;
+    const int blocks = quotient(item, args.by_heads), batch = quotient(blocks, args.by_blocks);
+    return PlaceOfBlock{batch, item - blocks * args.heads, blocks - batch * args.blocks};
+  };
+  const auto row_of_block = [&](const PlaceOfBlock& at, int r) {
+    return at.block * scale_rows + first_row + r * apart;
+  };
+  // In the place of a row that is not there stands the last one, in that of a piece another one of the same row: so no
+  // value need be left out of the maximum.
+  const auto row_within = [&](const PlaceOfBlock& at, int r) {
+    const int row = row_of_block(at, r);
+    return row < args.seqlen ? row : args.seqlen - 1;
+  };
+  const auto has = [&](int j) { return first_piece + j % slots * lanes < args.pieces; };
+  const auto piece_within = [&](int j) {
+    return first_piece + (has(j) ? j % slots : j & (args.slots_of_segment - 1)) * lanes;
+  };
+
+  EightFeatures given[held];
+  struct RowsOfX {
+    const std::uint16_t* first[shape.rows];  // this lane's first piece
+  };
+  const auto rows_of = [&](const PlaceOfBlock& at) {
+    RowsOfX rows;
+    HOPPER_UNROLL
+    for (int r = 0; r < shape.rows; ++r)
+      rows.first[r] = row_of(args.x, at.batch, at.head, row_within(at, r)) + piece_features * first_piece;
+    return rows;
+  };
+  const auto load = [&](const RowsOfX& rows, int first, int count) {
+    if (args.x_whole) {
       HOPPER_UNROLL
-      for (int j = 0; j < slots; ++j) HOPPER_UNROLL
-      for (int i = 0; i < 8; ++i)
-        if ((j & step) == 0) {
-          const float a = value[j][i], b = value[j + step][i];
-          value[j][i] = a + b;
-          value[j + step][i] = a - b;
+      for (int j = first; j < first + count; ++j)
+        given[j] = load_eight(rows.first[j / slots] + piece_features * lanes * (j % slots), true);
+    } else {
+      HOPPER_UNROLL
+      for (int j = first; j < first + count; ++j)
+        given[j] = load_eight(rows.first[j / slots] + piece_features * (piece_within(j) - first_piece), args.x.aligned);
+    }
+  };
+  // What is done with a few pieces before the next ones. ptxas keeps to it because there is a branch in between; with
+  // all exchanges in a row the warps, which are at about the same place, would wait for the shuffle unit.
+  constexpr int together = transform == Transform::rotation ? 2 : held;
+
+  int parity = 0;
+  PlaceOfBlock next = place_of(hopper::cta());
+  if (loads_ahead) load(rows_of(next), 0, held);
+  if constexpr (transform != Transform::none) {
+    if (thread < slots * lanes) hopper::store_shared(shared.signs[thread], args.signs[thread]);
+    hopper::cta_sync();
+  }
+  for (int item = hopper::cta(); item < args.items;) {
+    parity ^= 1;
+    const PlaceOfBlock at = next;
+    if (!loads_ahead) load(rows_of(at), 0, held);
+    item += hopper::cta_count();
+    RowsOfX next_rows{};
+    if (item < args.items) {
+      next = place_of(item);
+      if (loads_ahead) next_rows = rows_of(next);
+    }
+    float value[held][8];
+    HOPPER_UNROLL
+    for (int first = 0; first < held; first += together) {
+      HOPPER_UNROLL
+      for (int j = first; j < first + together; ++j) {
+        SignsOfPiece signs;
+        if constexpr (transform != Transform::none)
+          signs = hopper::load_shared(shared.signs[first_piece + j % slots * lanes]);
+        if constexpr (transform == Transform::rotation) {
+          HOPPER_UNROLL
+          for (int p = 0; p < 4; ++p) given[j].pair[p] ^= signs.pair[p];
+        }
+        unpack<element>(value[j], given[j]);
+        if constexpr (transform == Transform::embedding) {
+          const int row = row_within(at, j / slots);
+          rope<element>(value[j], args, row_of(args.x, at.batch, at.head, row), row, piece_features * piece_within(j));
+          HOPPER_UNROLL
+          for (int i = 0; i < 8; ++i)
+            value[j][i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value[j][i]) ^
+                                               (signs.pair[i / 2] << (i % 2 == 0 ? 16 : 0) & 0x80000000u));
+        }
+      }
+      if (loads_ahead && item < args.items) load(next_rows, first, together);
+      if constexpr (transform != Transform::none)
+        if (rotates) {
+          HOPPER_UNROLL
+          for (int j = first; j < first + together; ++j) rotate_piece<lanes>(value[j]);
         }
     }
-  }
-}
 
-/// The largest bits of all threads of the CTA and, with own_scale, of its cluster.
-HOPPER_FUNCTION std::uint32_t maximum_of_block(QuantizeShared& shared, const QuantizeArguments& args, int thread,
-                                               float of_thread) {
-  const std::uint32_t of_warp = hopper::warp_max(std::bit_cast<std::uint32_t>(of_thread));
-  if (hopper::lane() == 0) hopper::store_shared(shared.of_warp[thread / hopper::warp_threads], of_warp);
-  hopper::cta_sync();
-  const int warps = (args.rows << args.lanes_log2) / hopper::warp_threads;
-  const std::uint32_t most =
-      hopper::warp_max(hopper::lane() < warps ? hopper::load_shared(shared.of_warp[hopper::lane()]) : 0);
-  if (args.step != QuantizeStep::own_scale || args.parts_log2 == 0) return most;
-  if (thread == 0) hopper::send_word(shared.of_peer, most, shared.from_peer, 1 - hopper::cluster_rank());
-  shared.from_peer.wait(0);
-  const std::uint32_t of_peer = hopper::load_shared(shared.of_peer);
-  return of_peer > most ? of_peer : most;
-}
-
-/// What args.step says of a block, or of the CTA's half of it. `transform` is that of the whole problem,
-/// args.slots_used at most `slots`.
-template <hopper::Element element, Transform transform, int slots>
-HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& args) {
-  const int thread = thread_of_cta();
-  const int part = hopper::cta() & ((1 << args.parts_log2) - 1);
-  // What step `maxima` read last is still in L2.
-  int item = hopper::cta() >> args.parts_log2;
-  if (args.step == QuantizeStep::from_maxima) item = args.items - 1 - item;
-  const int blocks = quotient(item, args.by_heads), head = item - blocks * args.heads;  // blocks of a head before it
-  const int batch = quotient(blocks, args.by_blocks), block = blocks - batch * args.blocks;
-  const int row = ((block << args.parts_log2) + part) * args.rows + (thread >> args.lanes_log2);
-  const int first_piece = thread & ((1 << args.lanes_log2) - 1);
-  const auto piece = [&](int j) { return first_piece + (j << args.lanes_log2); };
-  const auto has = [&](int j) { return row < args.seqlen && piece(j) < args.pieces; };
-  const std::uint16_t* const x = row_of(args.x, batch, head, row);
-  const bool exchanges = args.step == QuantizeStep::own_scale && args.parts_log2 != 0;
-
-  EightFeatures given[slots];
-  HOPPER_UNROLL
-  for (int j = 0; j < slots; ++j)
-    given[j] = has(j) ? load_eight(x + piece_features * piece(j), args.x.aligned) : EightFeatures{};
-  if (exchanges) {
-    if (thread == 0) {
-      shared.from_peer.init(1);
-      hopper::fence_barrier_init();
-      shared.from_peer.arrive_expect_bytes(sizeof(shared.of_peer));
-    }
-    hopper::cluster_sync();
-  }
-
-  constexpr bool packed = transform == Transform::none;
-  float value[packed ? 1 : slots][8];
-  if constexpr (!packed) {
-    HOPPER_UNROLL
-    for (int j = 0; j < slots; ++j) {
-      const std::uint32_t signs = args.rotate && has(j) ? args.signs[piece(j)] : 0;
-      if constexpr (transform == Transform::rotation) {
-        HOPPER_UNROLL
-        for (int p = 0; p < 4; ++p) given[j].pair[p] ^= signs << p & 0x80008000u;
-        unpack<element>(value[j], given[j]);
-      } else {
-        unpack<element>(value[j], given[j]);
-        if (has(j)) rope<element>(value[j], args, x, row, piece_features * piece(j));
-        HOPPER_UNROLL
-        for (int i = 0; i < 8; ++i)
-          value[j][i] = std::bit_cast<float>(std::bit_cast<std::uint32_t>(value[j][i]) ^
-                                             (signs << (i / 2 + (i % 2 == 0 ? 16 : 0)) & 0x80000000u));
-      }
-    }
-    if (args.rotate) rotate(value, args);
-  }
-  // The values of a slot, as often as they are asked for.
-  const auto for_each_slot = [&](const auto& f) {
-    HOPPER_UNROLL
-    for (int j = 0; j < slots; ++j) {
-      if constexpr (!packed) {
-        f(j, value[j]);
-      } else {
-        EightFeatures again;  // unpacked anew, so that it is kept packed
-        HOPPER_UNROLL
-        for (int p = 0; p < 4; ++p) again.pair[p] = std::uint32_t(hopper::recompute(int(given[j].pair[p])));
-        unpack<element>(value[0], again);
-        f(j, value[0]);
-      }
-    }
-  };
-
-  float most;
-  const auto find_most = [&] {
-    most = 0;
-    for_each_slot([&](int, const float(&v)[8]) {
+    std::uint32_t most;
+    if constexpr (transform == Transform::none)
+      most = largest(value);
+    else
+      most = rotates ? rotate_slots<shape>(value, args) : largest(value);
+    // Infinities become NaN. Those need no care: the maximum ignores them, and their products are NaN.
+    if (most >= infinity_bits) {
       HOPPER_UNROLL
-      for (int i = 0; i < 8; ++i) most = hopper::maximum(most, std::abs(v[i]));
-    });
-  };
-  find_most();
-  // Infinities become NaN. Those need no care: the maximum ignores them, and their products are NaN.
-  if (!is_finite(most)) {
-    HOPPER_UNROLL
-    for (int j = 0; j < slots; ++j) {
-      if constexpr (packed) {
-        HOPPER_UNROLL
-        for (int p = 0; p < 4; ++p) given[j].pair[p] = without_infinity<element>(given[j].pair[p]);
+      for (int j = 0; j < held; ++j) HOPPER_UNROLL
+      for (int i = 0; i < 8; ++i)
+        if (!is_finite(value[j][i])) value[j][i] = std::numeric_limits<float>::quiet_NaN();
+      most = largest(value);
+    }
+
+    const int group = quotient(at.head, args.by_group);
+    float scale = 1;
+    const bool reads_scale = args.step == QuantizeStep::given && args.scale != nullptr;
+    bool writes_scale = false;
+    if (args.step != QuantizeStep::given) {
+      const auto place_of_maximum = [&]() -> unsigned& { return args.maxima[at.batch * args.maxima_of_batch + group]; };
+      std::uint32_t bits;
+      writes_scale = thread == 0;
+      if (args.step == QuantizeStep::from_maxima) {
+        bits = place_of_maximum();
+        writes_scale = writes_scale && at.block == 0 && at.head == group * args.group &&
+                       (at.batch == 0 || args.maxima_of_batch != 0);
       } else {
+        bits = maximum_of_block<shape>(shared.of_warp[parity], thread, most);
+      }
+      if (args.step == QuantizeStep::maxima) {
+        // Mostly another block's is larger, and a look is cheaper than an atomic; the value only grows.
+        if (thread == 0 && bits > place_of_maximum()) hopper::atomic_max(&place_of_maximum(), bits);
+        continue;
+      }
+      scale = scale_of(args.norm * std::bit_cast<float>(bits));
+    }
+    if (reads_scale || writes_scale) {
+      float& place =
+          args.scale[at.batch * args.scale_stride[0] + group * args.scale_stride[1] + at.block * args.scale_stride[2]];
+      if (reads_scale)
+        scale = place;
+      else
+        place = scale;
+    }
+
+    const float factor = args.norm * (1.0f / scale);
+    const auto quantized = [&](const float(&v)[8]) {
+      EightE4m3 out;
+      HOPPER_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const float* const four = v + 4 * half;
+        out.four[half] = hopper::pack4_e4m3(four[0] * factor, four[1] * factor, four[2] * factor, four[3] * factor);
+      }
+      return out;
+    };
+    HOPPER_UNROLL
+    for (int r = 0; r < shape.rows; ++r) {
+      const int row = row_of_block(at, r);
+      std::uint8_t* const y = args.y + at.batch * args.y_stride[0] + at.head * args.y_stride[1] +
+                              row * args.y_stride[2] + piece_features * first_piece;
+      if (args.y_whole) {
+        // Of two lanes and two slots the even lane stores the first slot's pieces and the odd lane the second one's:
+        // else a warp would store halves of sectors.
+        const bool second = first_piece != 0, stores = row < args.seqlen;
         HOPPER_UNROLL
-        for (int i = 0; i < 8; ++i)
-          if (!is_finite(value[j][i])) value[j][i] = std::numeric_limits<float>::quiet_NaN();
+        for (int j = 0; j < slots; j += lanes == 2 ? 2 : 1) {
+          const EightE4m3 a = quantized(value[r * slots + j]);
+          if constexpr (lanes == 2) {
+            const EightE4m3 b = quantized(value[r * slots + j + 1]);
+            SixteenE4m3 out;
+            HOPPER_UNROLL
+            for (int i = 0; i < 2; ++i) {
+              const std::uint32_t other = hopper::from_neighbour(second ? a.four[i] : b.four[i]);
+              out.four[i] = second ? other : a.four[i];
+              out.four[2 + i] = second ? b.four[i] : other;
+            }
+            if (stores && j < args.slots_used)
+              *reinterpret_cast<SixteenE4m3*>(y + piece_features * (2 * j + first_piece)) = out;
+          } else {
+            if (stores && j < args.slots_used) *reinterpret_cast<EightE4m3*>(y + piece_features * lanes * j) = a;
+          }
+        }
+        continue;
+      }
+      HOPPER_UNROLL
+      for (int j = 0; j < slots; ++j) {
+        const EightE4m3 out = quantized(value[r * slots + j]);
+        if (row >= args.seqlen || !has(j)) continue;
+        std::uint8_t* const to = y + piece_features * lanes * j;
+        if (args.y_aligned) {
+          *reinterpret_cast<EightE4m3*>(to) = out;
+          continue;
+        }
+        HOPPER_UNROLL
+        for (int i = 0; i < 8; ++i) to[i] = std::uint8_t(out.four[i / 4] >> 8 * (i % 4));
       }
     }
-    find_most();
-  }
-
-  const int group = quotient(head, args.by_group);
-  const auto place_of_scale = [&]() -> float& {
-    return args.scale[batch * args.scale_stride[0] + group * args.scale_stride[1] + block * args.scale_stride[2]];
-  };
-  float scale = 1;
-  if (args.step == QuantizeStep::given) {
-    if (args.scale != nullptr) scale = place_of_scale();
-  } else {
-    const auto place_of_maximum = [&]() -> unsigned& { return args.maxima[batch * args.maxima_of_batch + group]; };
-    std::uint32_t bits;
-    bool writes = thread == 0 && part == 0;
-    if (args.step == QuantizeStep::from_maxima) {
-      bits = place_of_maximum();
-      writes = writes && block == 0 && head == group * args.group && (batch == 0 || args.maxima_of_batch != 0);
-    } else {
-      bits = maximum_of_block(shared, args, thread, most);
-    }
-    if (args.step == QuantizeStep::maxima) {
-      // Mostly another block's is larger, and a look is cheaper than an atomic; the value only grows.
-      if (thread == 0 && bits > place_of_maximum()) hopper::atomic_max(&place_of_maximum(), bits);
-      return;
-    }
-    scale = scale_of(args.norm * std::bit_cast<float>(bits));
-    if (writes) place_of_scale() = scale;
-  }
-
-  const float factor = args.norm * (1.0f / scale);
-  std::uint8_t* const y = args.y + batch * args.y_stride[0] + head * args.y_stride[1] + row * args.y_stride[2];
-  // Where a row has two threads, a warp's rows go through shared memory: from registers it would store halves of
-  // sectors.
-  EightE4m3* const staged = shared.staged + thread / hopper::warp_threads * (hopper::warp_threads * slots);
-  const int row_of_warp = hopper::lane() >> args.lanes_log2;
-  for_each_slot([&](int j, const float(&v)[8]) {
-    if (!has(j)) return;
-    EightE4m3 out;
-    HOPPER_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const float* const four = v + 4 * half;
-      out.four[half] = hopper::pack4_e4m3(four[0] * factor, four[1] * factor, four[2] * factor, four[3] * factor);
-    }
-    if (args.y_staged) {
-      hopper::store_shared(staged[row_of_warp * args.pieces + piece(j)], out);
-      return;
-    }
-    std::uint8_t* const to = y + piece_features * piece(j);
-    if (args.y_aligned) {
-      *reinterpret_cast<EightE4m3*>(to) = out;
-      return;
-    }
-    HOPPER_UNROLL
-    for (int i = 0; i < 8; ++i) to[i] = std::uint8_t(out.four[i / 4] >> 8 * (i % 4));
-  });
-  if (!args.y_staged) return;
-  hopper::warp_sync();
-  const int rows = hopper::warp_threads >> args.lanes_log2, per_row = args.pieces / 2;
-  const int left = args.seqlen - (row - row_of_warp);
-  for (int i = hopper::lane(); i < (left < rows ? left : rows) * per_row; i += hopper::warp_threads) {
-    const int at = i / per_row;
-    *reinterpret_cast<SixteenE4m3*>(y + (at - row_of_warp) * args.y_stride[2] + 16 * (i - at * per_row)) =
-        hopper::load_shared(*reinterpret_cast<const SixteenE4m3*>(staged + 2 * i));
   }
 }
 

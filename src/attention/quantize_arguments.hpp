@@ -7,20 +7,42 @@
 
 namespace fa3::attention {
 
-/// A thread has eight features, a piece, in each of its slots: 16 bytes of x, 8 of y.
-inline constexpr int piece_features = 8;
-
-/// What stands before the scale; decides what a thread keeps in registers.
+/// What stands before the scale.
 enum class Transform : std::uint8_t {
-  none,      // values as they were read, in half the registers
+  none,
   rotation,  // H D
   embedding  // rotary embedding, and H D if args.rotate
 };
 
-/// Threads of a CTA, at most; a thread has 4 slots, or 16 where there are more than 4 segments.
-constexpr int quantize_threads(int slots) { return slots == 16 ? 256 : 512; }
+/// Rows that share a scale per block, at most.
+inline constexpr int scale_rows = 128;
 
-/// n / divisor as a product, for n below 2^31. Why: a thread has some 500 instructions to do for its values, and a
+/// Eight features: 16 bytes of x, 8 of y.
+inline constexpr int piece_features = 8;
+
+/// How the pieces of a block are shared out.
+struct QuantizeShape {
+  int slots;  // of a thread, for pieces of a row
+  int lanes;  // neighbouring threads that share a row
+  int rows;   // of a thread
+
+  constexpr int held() const { return rows * slots; }  // pieces of a thread
+  constexpr int threads() const { return scale_rows / rows * lanes; }
+  /// A thread has 128 registers where it holds no more than 64 values, else all that there are.
+  constexpr int ctas_of_sm() const { return (held() <= 8 ? 512 : 256) / threads(); }
+  /// Of two slots, if the features are rotated.
+  constexpr bool three_segments() const { return slots == 6; }
+};
+/// For up to 64, 128 and 256 features, for more than 128 of an order of 16, which has only two lanes, for 96 and for
+/// 192.
+inline constexpr QuantizeShape quantize_shapes[] = {{4, 2, 2}, {8, 2, 1}, {8, 4, 1}, {16, 2, 1}, {6, 2, 1}, {6, 4, 1}};
+
+/// Bits 15 and 31 of `pair[p]` are the signs of features 2p and 2p + 1 of a piece, the others zeros.
+struct alignas(16) SignsOfPiece {
+  std::uint32_t pair[4];
+};
+
+/// n / divisor as a product, for n below 2^31. Why: a thread has some 1000 instructions to do for its values, and a
 /// division is 20 more.
 struct Divisor {
   std::uint32_t factor;
@@ -35,28 +57,26 @@ constexpr Divisor make_divisor(std::uint32_t divisor) {
 }
 
 enum class QuantizeStep : std::uint8_t {
-  own_scale,    // the scale is that of the CTA's, or its cluster's, rows
-  maxima,       // finds the maxima of scales that more rows share
+  own_scale,    // the scale is that of the block
+  maxima,       // finds the maxima of scales that more blocks share
   from_maxima,  // .. and takes the scale from there
   given
 };
 
 struct QuantizeArguments {
   Rows x;
+  bool x_whole;  // aligned, and no slot without a piece
   std::uint8_t* y;
   std::int64_t y_stride[3];  // as Rows::stride
   bool y_aligned;            // every piece lies at a multiple of 8 bytes
-  bool y_staged;             // it goes through shared memory; every two pieces lie at a multiple of 16 bytes
+  bool y_whole;              // the lanes of a row can store 32 bytes at a time that lie side by side
   QuantizeStep step;
   int heads, seqlen, blocks;  // of a head
   Divisor by_heads, by_blocks;
+  int items;   // blocks in all
   int pieces;  // of a row
-  // Threads of a row are 1 << lanes_log2 neighbours; the one of rank t has pieces t + (j << lanes_log2), j <
-  // slots_used.
-  int lanes_log2, slots_used;
-  int parts_log2;  // of the CTAs that have a block, 1 or 2; with own_scale a cluster
-  int rows;        // of a CTA
-  int items;       // blocks in all
+  // The lane of rank t of a row has pieces t + j * lanes, j < slots_used.
+  int slots_used;
 
   float* scale;  // null: given, and 1
   std::int64_t scale_stride[3];
@@ -72,10 +92,10 @@ struct QuantizeArguments {
   bool rope_pieces;  // pairs of pieces, or within one, and 16-byte aligned tables
 
   bool rotate;
-  int segments;  // of H; from 3 on a slot has a segment's piece
+  int segments;          // of H
+  int slots_of_segment;  // a power of two; 1 unless rotated
   float norm, mix;
-  // By piece: shifted to the left by p, bits 15 and 31 are the signs of features 2p and 2p + 1.
-  std::uint32_t signs[32];
+  SignsOfPiece signs[32];  // beyond the last piece those of what stands there in its place (quantize.hpp)
 };
 
 }  // namespace fa3::attention

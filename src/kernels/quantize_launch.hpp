@@ -17,7 +17,7 @@ void quantize(const QuantizeProblem& problem, void* workspace, std::size_t works
 /// Loads the kernels into the current context. Throws Error.
 void prepare_quantize();
 
-/// attention::quantize for a plan's element, slots and transforms, its threads and cluster (quantize.cu).
+/// attention::quantize for a plan's element, transform and shape (quantize.cu).
 Kernel quantize_kernel(const QuantizePlan& plan);
 
 }  // namespace fa3::kernels

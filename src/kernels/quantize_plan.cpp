@@ -1,7 +1,6 @@
 #include "kernels/quantize_plan.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 #include <string>
 
@@ -12,19 +11,13 @@
 namespace fa3::kernels {
 namespace {
 
-/// How the pieces of a row are shared out.
-struct Sharing {
-  int lanes, slots_used;
-};
-Sharing share_out(const QuantizeProblem& problem) {
-  const int pieces = int(problem.d) / attention::piece_features;
-  if (problem.rotate) {
-    const Rotation rotation = make_rotation(problem.d, problem.seed);
-    // The pieces of a segment lie in neighbours, so that the mix of segments is among a thread's own.
-    if (rotation.segments > 1) return {rotation.order / attention::piece_features, rotation.segments};
-  }
-  const int lanes = std::max(2, int(std::bit_ceil(unsigned(pieces + 3) / 4)));
-  return {lanes, (pieces + lanes - 1) / lanes};
+static_assert(attention::scale_rows == FA3_SCALE_ROWS);
+
+/// Index of the shape.
+int shape_of(const QuantizeProblem& problem) {
+  if (problem.d == 96) return 4;
+  if (problem.d == 192) return 5;
+  return problem.d <= 64 ? 0 : problem.d <= 128 ? 1 : problem.rotate && problem.d % 32 != 0 ? 3 : 2;
 }
 
 template <int count>
@@ -42,19 +35,13 @@ QuantizePlan plan_quantize(const QuantizeProblem& problem) {
   plan.transform = problem.rope_cos != nullptr ? attention::Transform::embedding
                    : problem.rotate            ? attention::Transform::rotation
                                                : attention::Transform::none;
-  const auto [lanes, slots_used] = share_out(problem);
-  plan.lanes = lanes;
-  plan.slots_used = slots_used;
-  plan.slots = slots_used > 4 ? 16 : 4;
-  plan.threads = std::min(FA3_SCALE_ROWS * lanes, attention::quantize_threads(plan.slots));
-  const int parts = FA3_SCALE_ROWS * lanes / plan.threads;
-  if (problem.scaling == FA3_SCALING_BLOCK) plan.cluster = parts;
+  plan.shape = shape_of(problem);
   const std::int64_t longest = (std::int64_t(1) << 31) - 1024;
   if (problem.seqlen > longest)
     throw Error(FA3_NOT_SUPPORTED, "seqlen is " + std::to_string(problem.seqlen) + "; on cuda it must be at most " +
                                        std::to_string(longest));
-  check_tiles("heads * ceil(seqlen", problem.seqlen, FA3_SCALE_ROWS, problem.heads * problem.batch * parts);
-  plan.ctas = int(problem.batch * problem.heads * problem.blocks()) * parts;
+  check_tiles("heads * ceil(seqlen", problem.seqlen, FA3_SCALE_ROWS, problem.heads * problem.batch);
+  plan.items = int(problem.batch * problem.heads * problem.blocks());
   if (problem.scaling == FA3_SCALING_HEAD)
     plan.workspace_bytes = align(std::size_t(problem.batch * problem.scale_heads) * sizeof(unsigned));
   if (problem.scaling == FA3_SCALING_TENSOR) plan.workspace_bytes = align(sizeof(unsigned));
@@ -81,12 +68,13 @@ attention::QuantizeArguments quantize_arguments(const QuantizeProblem& problem, 
   args.by_heads = attention::make_divisor(std::uint32_t(args.heads));
   args.by_blocks = attention::make_divisor(std::uint32_t(args.blocks));
   args.pieces = int(problem.d) / attention::piece_features;
-  args.lanes_log2 = std::countr_zero(unsigned(plan.lanes));
-  args.y_staged = plan.lanes == 2 && aligned<3>(problem.y.data, of_y, 16, 16);
-  args.slots_used = plan.slots_used;
-  args.rows = plan.threads / plan.lanes;
-  args.parts_log2 = args.rows == FA3_SCALE_ROWS ? 0 : 1;
-  args.items = plan.ctas >> args.parts_log2;
+  const attention::QuantizeShape& sharing = plan.sharing();
+  args.slots_used = (args.pieces + sharing.lanes - 1) / sharing.lanes;
+  args.x_whole = args.x.aligned && args.pieces == sharing.slots * sharing.lanes;
+  args.y_whole =
+      args.pieces == args.slots_used * sharing.lanes &&
+      (sharing.lanes == 4 ? args.y_aligned : args.slots_used % 2 == 0 && aligned<3>(problem.y.data, of_y, 16, 16));
+  args.items = plan.items;
 
   args.scale = problem.scale.data;
   std::copy(problem.scale.stride.begin(), problem.scale.stride.end(), args.scale_stride);
@@ -108,11 +96,14 @@ attention::QuantizeArguments quantize_arguments(const QuantizeProblem& problem, 
   const Rotation rotation = problem.rotate ? make_rotation(problem.d, problem.seed) : Rotation();
   args.rotate = problem.rotate;
   args.segments = rotation.segments;
+  args.slots_of_segment = std::max(1, rotation.order / (attention::piece_features * sharing.lanes));
   args.norm = rotation.norm;
   args.mix = rotation.mix;
-  for (int piece = 0; piece < 32; ++piece)
+  for (int place = 0; problem.rotate && place < 32; ++place) {
+    const int piece = place < args.pieces ? place : place % (sharing.lanes * args.slots_of_segment);
     for (int i = 0; i < 8; ++i)
-      args.signs[piece] |= (rotation.signs[piece / 4] >> (piece % 4 * 8 + i) & 1) << ((i % 2 == 0 ? 15 : 31) - i / 2);
+      args.signs[place].pair[i / 2] |= (rotation.signs[piece / 4] >> (piece % 4 * 8 + i) & 1) << (i % 2 == 0 ? 15 : 31);
+  }
   return args;
 }
 

@@ -309,11 +309,13 @@ struct GpuCase {
   std::int64_t d;
   int scaling;
   bool rotate, rope, interleaved, aligned;
+  std::int64_t batch = 2;
 };
 
-/// [2, 200, 6, d]: bits of all kinds in 16-bit words. Returns the number of values that were compared.
+/// [batch, 200, 6, d]: bits of all kinds in 16-bit words. Returns the number of values that were compared.
 std::int64_t compare_with_cpu(const GpuCase& c, fa3_dtype dtype) {
-  constexpr std::int64_t batch = 2, seqlen = 200, heads = 6, blocks = 2;
+  constexpr std::int64_t seqlen = 200, heads = 6, blocks = 2;
+  const std::int64_t batch = c.batch;
   const std::int64_t row = c.d + (c.aligned ? 0 : 3), elements = batch * seqlen * heads * row;
   std::mt19937_64 random(5);
   std::vector<std::uint16_t> x;
@@ -332,7 +334,7 @@ std::int64_t compare_with_cpu(const GpuCase& c, fa3_dtype dtype) {
     sines.push_back(float(std::int64_t(random() >> 40)) * 0x1p-23f - 1);
   }
   std::vector<std::uint8_t> y(std::size_t(elements), 0xa5);
-  std::vector<float> scale(batch * heads * blocks, 0.01f);
+  std::vector<float> scale(std::size_t(batch * heads * blocks), 0.01f);
 
   fa3_quantize_params params{};
   params.struct_size = sizeof(params);
@@ -390,6 +392,19 @@ TEST(QuantizeOnCuda, HasTheBitsOfTheCpu) {
               values += compare_with_cpu({d, scaling, rotate, rope != 0, rope == 2, aligned}, dtype);
             }
   EXPECT_GT(values, 10'000'000);
+}
+
+// Some twice the blocks that an H200 has CTAs for.
+TEST(QuantizeOnCuda, HasTheBitsOfTheCpuWhereACtaHasMoreThanOneBlock) {
+  if (fa3_device_available(FA3_DEVICE_CUDA) != FA3_OK) GTEST_SKIP() << fa3_last_error();
+  for (const std::int64_t d : {64, 128, 240, 256})
+    for (const int scaling : {FA3_SCALING_BLOCK, FA3_SCALING_HEAD})
+      for (const bool rotate : {false, true})
+        for (const bool rope : {false, true}) {
+          SCOPED_TRACE(testing::Message()
+                       << "d " << d << " scaling " << scaling << " rotate " << rotate << " rope " << rope);
+          compare_with_cpu({d, scaling, rotate, rope, false, true, 6400 / d}, FA3_BF16);
+        }
 }
 
 TEST(QuantizeOnCuda, HostPointersAreRefused) {

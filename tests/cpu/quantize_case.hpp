@@ -233,7 +233,7 @@ class Trial {
     if (layout == Case::Layout::heads_first)
       stride = {c.heads * c.seqlen * c.d, c.d, c.seqlen * c.d, 1};
     else if (layout == Case::Layout::odd)
-      stride = {c.seqlen * c.heads * (c.d + 3) + 5, c.heads * (c.d + 3) + 1, c.d + 3, 1};
+      stride = {c.seqlen * (c.heads * (c.d + 3) + 1) + 5, c.heads * (c.d + 3) + 1, c.d + 3, 1};
     else if (layout == Case::Layout::repeated_heads)
       stride = {c.seqlen * c.d, c.d, 0, 1};
     else
