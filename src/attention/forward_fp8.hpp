@@ -2,7 +2,8 @@
 // this is what differs:
 //
 // - The tensor core takes e4m3 operands only if they are contiguous along the depth, for P V along the keys. So three
-//   warps beside the producer write V^T to shared memory, from which consumers take it.
+//   warps beside the producer write V^T to shared memory, from which consumers take it; or it comes as V^T already
+//   (transpose_values.hpp).
 // - Of a block's 16 keys a thread has S of two and two neighbouring ones, where an A operand wants four neighbours. P
 //   stays where it is: V^T has its keys in the order that fits. Likewise O's columns are in the order in which V^T is
 //   written without bank conflicts, in which a thread has four neighbouring features.
@@ -10,9 +11,9 @@
 //   block's scale of V: two levels of sums, and scales of blocks at no cost. Those of Q and K are one factor of the
 //   block's exponents.
 //
-// Inside a warpgroup, one step j -> j+1. P V comes in parts of pv_columns, each added under the next one. Warpgroups
-// take turns for products, as in forward.hpp; there are no registers for S and P V of a warpgroup at a time, which with
-// three warpgroups is no loss (docs/lab_book.md).
+// Inside a warpgroup, one step j -> j+1. P V comes in parts of pv_columns, each added under the next one, and the last
+// one under S where there are registers for both. Warpgroups take turns for products, as in forward.hpp; a softmax runs
+// under the products of the others only, of which there are two at most (docs/lab_book.md, 40 and 44).
 //
 //   GEMMs       [P(j) V(j)             ][S(j+1) = Q K(j+1)^T]
 //   registers       [O += v_scale P(j) V(j)]                 [mask][P(j+1) = exp2(scale S(j+1) - m) in e4m3, sums]

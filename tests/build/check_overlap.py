@@ -18,8 +18,8 @@ Of every loop of a row that claims it (the claims come from the row's line in th
               it right after the last HGMMA, before any barrier, wait and exponential (Turns::gemm);
   under_pv    in the loop over whole blocks, exponentials stand before the wait that retires P V (Edges::own_loop);
   alone       rows of e4m3, Algorithm 1 with the same hand-over: P V of this block and S of the next are issued in one
-              turn, each part of P V is awaited, the last one before S, and S before the exponentials;
-  parts       rows of e4m3 with two warpgroups (tiles of 128 queries): a part of P V is awaited with the next in flight.
+              turn, a part of P V is awaited with the next part in flight and S before the exponentials;
+  s_under_pv  of those, rows with registers for it: S is issued before the last part of P V is awaited, else behind it.
 Where the exponentials stand behind that wait, they can only run under the other warpgroups' GEMMs, which is what the
 hand-over lets happen; that it does is measured, not proved here: `fa3 trace --device cuda`.
 
@@ -41,7 +41,7 @@ import audit_sass
 from audit_sass import Function, Instruction
 
 CLAIMS = ("no_spills", "no_maxima", "two_stages", "hand_over", "under_pv")
-ALONE, PARTS = "alone", "parts"  # instead of the last four
+ALONE, S_UNDER_PV = "alone", "s_under_pv"  # instead of the last four
 MOST_FINDINGS = 6  # printed of one kind and loop: serialised code has one for every HGMMA
 ROW = re.compile(r'^ *\{"([a-z0-9_]+)", *\{([^}]*)\}', re.MULTILINE)
 
@@ -53,8 +53,10 @@ def claims_of_table(header: str) -> dict[str, set[str]]:
     rows = {}
     for name, config in ROW.findall(header):
         if config.startswith("fp8("):
-            tile_q = int(config.removeprefix("fp8(").split(",")[2])
-            rows[name] = {"no_spills", ALONE} | ({PARTS} if tile_q == 128 else set())
+            _, d_v, tile_q, _, _, pv_columns = [int(x) for x in re.findall(r"[0-9]+", config.removeprefix("fp8("))[:6]]
+            free = (232 if tile_q == 128 else 160) - 16
+            fits = 64 + 16 + (d_v + pv_columns) // 2 <= free  # S, P, O and a part: as in forward_fp8.hpp
+            rows[name] = {"no_spills", ALONE} | ({S_UNDER_PV} if fits else set())
             continue
         rows[name] = {"no_spills", "no_maxima", "two_stages"}
         if "Turns::gemm" in config:
@@ -299,16 +301,18 @@ def read_schedule_alone(loop: Loop) -> None:
         loop.find("", f"{numbers}, not parts of {steps}, and {at.keys // 2}")
         return
 
-    # What is in flight when: after every part that one is awaited, or after every part but the first the one before and
-    # after the last one itself.
+    # What is in flight when: after every part but the first the one before is awaited, after the last one, or behind S
+    # with S in flight, itself.
     found = [(max(i for i in at.pv if i < wait), pending(at.code[wait])) for wait in at.waits if wait < at.s[0]]
-    if found == [(part[-1], 0) for part in parts]:
-        if len(parts) > 1:
-            loop.find(PARTS, "no part of P V is awaited with the next in flight")
-    elif found != [(part[-1], 1) for part in parts[1:]] + [(at.pv[-1], 0)]:
-        loop.find(ALONE, "P V is not awaited part by part")
-    ready = next((i for i in at.waits if i > at.s[-1]), None)
-    if ready is None or pending(at.code[ready]) != 0 or any(i < ready for i in at.exponentials):
+    after_s = [i for i in at.waits if i > at.s[-1]]
+    wanted = [(part[-1], 1) for part in parts[1:]]
+    if found == wanted and after_s and pending(at.code[after_s[0]]) == 1:
+        del after_s[0]
+    elif found == wanted + [(at.pv[-1], 0)]:
+        loop.find(S_UNDER_PV, "S is not issued before the last part of P V is awaited")
+    else:
+        loop.find(ALONE, "P V is not awaited part by part, each with the next in flight")
+    if not after_s or pending(at.code[after_s[0]]) != 0 or any(i < after_s[0] for i in at.exponentials):
         loop.find(ALONE, "S is not awaited between its issue and the exponentials")
     find_hand_over(loop, ALONE, at, at.s[-1], "P V", "S")
 
@@ -389,7 +393,7 @@ def judge(name: str, functions: list[Function], claims: set[str]) -> Row:
         row.findings.append(f"{len(row.loops)} loops with both products, not one or two")
     for loop in row.loops:
         wanted = {"", *claims} - ({"under_pv"} if loop.kind == "edge" else set())
-        for claim in ("", *CLAIMS, ALONE, PARTS):
+        for claim in ("", *CLAIMS, ALONE, S_UNDER_PV):
             if claim not in wanted:
                 continue
             found = loop.findings.get(claim, [])
