@@ -230,8 +230,8 @@ template <hopper::Element element, Transform transform, QuantizeShape shape>
 HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& args) {
   constexpr int slots = shape.slots, lanes = shape.lanes, held = shape.held();
   constexpr int apart = scale_rows / shape.rows;  // of a thread's rows
-  // The embedding has no registers to spare.
-  constexpr bool loads_ahead = transform != Transform::embedding;
+  // The embedding and rotated rows of 16 pieces have no registers to spare.
+  constexpr bool loads_ahead = transform == Transform::none || (transform == Transform::rotation && shape.slots <= 8);
   const bool rotates = transform == Transform::rotation || (transform == Transform::embedding && args.rotate);
   const int thread = thread_of_cta();
   const int first_row = thread / lanes, first_piece = thread % lanes;

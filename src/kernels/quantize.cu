@@ -10,9 +10,14 @@ using attention::quantize_shapes;
 using attention::Transform;
 using hopper::Element;
 
+/// CTAs that must have the registers to be in an SM at a time. The embedding would spill.
+constexpr int resident(Transform transform, int shape) {
+  return transform == Transform::embedding ? 1 : quantize_shapes[shape].ctas_of_sm();
+}
+
 // The shape by its index: nvcc 13.0 cannot write down a structure in the name of a kernel.
 template <Element element, Transform transform, int shape>
-__global__ void __launch_bounds__(quantize_shapes[shape].threads(), quantize_shapes[shape].ctas_of_sm())
+__global__ void __launch_bounds__(quantize_shapes[shape].threads(), resident(transform, shape))
     quantize(const __grid_constant__ attention::QuantizeArguments args) {
   extern __shared__ __align__(16) unsigned char memory[];
   attention::quantize<element, transform, quantize_shapes[shape]>(*reinterpret_cast<attention::QuantizeShared*>(memory),
