@@ -112,7 +112,7 @@ typedef struct fa3_forward_params {
 
   int32_t sm_margin; /* >= 0, below the device's number of SMs: the forward kernel leaves so many SMs to others, such as
                         kernels that communicate at the same time. Changes no bit of the result. The copies of layouts
-                        that TMA cannot read use all SMs. Ignored on cpu */
+                        that TMA cannot read, and of a d-major v, use all SMs. Ignored on cpu */
   int32_t reserved;  /* 0 */
 
   /* Of e4m3 only, else all zero. Then q, k and v are e4m3, aligned to 16 bytes, all strides but stride[3] multiples of
