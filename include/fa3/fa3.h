@@ -73,9 +73,9 @@ typedef enum fa3_device {
 typedef struct CUstream_st* fa3_stream;
 
 /* Four-dimensional tensor [batch, sequence, head, feature]; its extents are fields of the parameter struct.
- * stride[i] is the distance of neighbours along dimension i in elements, >= 0; stride[3] must be 1 (but for
- * v of e4m3 and dO; ignored where the extent is 1). Stride 0 repeats data and is allowed for inputs. Strides of dimensions with extent <= 1 are ignored.
- * data may be NULL only if the tensor has no elements; it must be aligned to its element. */
+ * stride[i] is the distance of neighbours along dimension i in elements, >= 0; stride[3] must be 1 (but for v of e4m3
+ * and dO; ignored where the extent is 1). Stride 0 repeats data and is allowed for inputs. Strides of dimensions with
+ * extent <= 1 are ignored. data may be NULL only if the tensor has no elements; it must be aligned to its element. */
 typedef struct fa3_tensor {
   void* data;
   int32_t dtype;    /* fa3_dtype */
@@ -117,9 +117,9 @@ typedef struct fa3_forward_params {
 
   /* Of e4m3 only, else all zero. Then q, k and v are e4m3, aligned to 16 bytes, all strides but stride[3] multiples of
    * 16; on cuda they may repeat batch entries and heads by stride 0, but not overlap otherwise. v may also be d-major:
-   * stride[1] is 1 then, and stride[3] a multiple of 16 (bytes behind the last key of a row are read, and ignored). o
-   * is f16 or bf16. P is rounded to e4m3, too. On cuda the tensor core adds products of e4m3 with fewer bits than f32 has; all other sums
-   * are f32 (docs/numerics.md, FP8). */
+   * stride[1] is 1 then, and stride[3] a multiple of 16 (of a row with an odd number of keys the byte behind them is
+   * read, and ignored). o is f16 or bf16. P is rounded to e4m3, too. On cuda the tensor core adds products of e4m3 with
+   * fewer bits than f32 has; all other sums are f32 (docs/numerics.md, FP8). */
   fa3_scales q_scale;
   fa3_scales k_scale;
   fa3_scales v_scale;

@@ -90,8 +90,8 @@ class Fp8Softmax {
     l_[1] += sum[1];
   }
 
-  /// Whether a row's P might leave the range of e4m3: not, if false. Looks at scores above 0 only, with half of the
-  /// instructions; those below it matter only where m is small.
+  /// If false no P of the two rows leaves the range of e4m3 (or it is NaN, as may be the row). Looks at scores above 0
+  /// only, with half of the instructions; those below it matter only where m is small.
   template <int columns>
   HOPPER_FUNCTION bool may_outgrow(const hopper::Accumulator<columns>& s, float scale) {
     HOPPER_UNROLL

@@ -1,6 +1,6 @@
 // The quantiser: blocks of 128 rows of a head, x to y, step by step as docs/numerics.md defines it (FP8: the
-// quantiser). A CTA takes one after the other. It reads x once and keeps it in registers until the scale is known;
-// meanwhile x of its next block is on the way.
+// quantiser). A CTA takes one after the other. It reads x once (and, with an embedding, some of it again) and keeps it
+// in registers until the scale is known; meanwhile x of its next block is on the way, where there are registers for it.
 #pragma once
 
 #include <algorithm>

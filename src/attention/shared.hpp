@@ -21,10 +21,9 @@ inline namespace HOPPER_BACKEND {
 ///   k_full      1 + bytes (producer)        consumers   K block of this stage has landed; v_full likewise
 ///   k_empty     1 per consumer warp of      producer    this stage's K block may be overwritten, in every CTA of the
 ///               every CTA of the cluster                cluster; v_empty likewise
-///   vt_full     1 per transposer warp       consumers   where the kernel transposes V: this stage's V^T has been
-///   written vt_empty    1 per consumer warp         transposers it may be overwritten; then v_full's waiters, and
-///   those that
-///                                                       arrive on v_empty, are the transposer warps
+///   vt_full     1 per transposer warp       consumers   rows that transpose V: this stage's V^T has been written
+///   vt_empty    1 per consumer warp         transposers it may be overwritten; in these rows v_full's waiters, and
+///                                                       those that arrive on v_empty, are the transposer warps
 ///   turn[w]     named, two warpgroups       warpgroup w it is w's turn (config.turns says for what)
 ///   rows[w]     named, warpgroup w          warpgroup w all of w is done with Q (only where O is staged over it)
 template <ForwardConfig config>

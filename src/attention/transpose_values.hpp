@@ -73,8 +73,8 @@ class TileTransposer {
 };
 
 // --------------------------------------------------------------------------------------------------------------------
-// The kernel: a CTA has a tile of transpose_tile keys and features, four warps. Six of them fit on an SM, so that some
-// load or store while others work.
+// The kernel: a CTA has a tile of transpose_tile keys and features, four warps. Its 33 KB leave room for others on the
+// SM, so that some load or store while others work.
 
 struct TransposeShared {
   using Transposer = TileTransposer<transpose_tile, transpose_tile, transpose_threads / hopper::warp_threads>;
@@ -88,7 +88,7 @@ struct alignas(16) SixteenKeys {
 };
 
 /// V given d-major has the rows of V^T already, but not the order of its keys and rows. A thread has a feature; keys
-/// from `keys` on are beyond the sequence, what stands there is not V's.
+/// from `keys` on are beyond the sequence, what stands there is not V's. Two rows of a store share their banks.
 HOPPER_FUNCTION void reorder(TransposeShared& shared, int keys) {
   using V = TransposeShared::Transposer::V;
   const int feature = hopper::thread_of_warpgroup();

@@ -22,7 +22,8 @@ HOPPER_FUNCTION float fma(float a, float b, float c);
 /// Maximum that ignores a NaN operand. PTX: max.f32.
 HOPPER_FUNCTION float maximum(float a, float b);
 /// The largest of three numbers of which `a` is not negative. A NaN without sign is larger than any number, one with a
-/// sign smaller. One instruction, because numbers that are not negative compare as integers do. PTX: max.s32, twice.
+/// sign smaller. One instruction (VIMNMX3), because numbers that are not negative compare as integers do. PTX: max.s32,
+/// twice.
 HOPPER_FUNCTION float maximum_from_0(float a, float b, float c);
 /// Whether x holds in any lane of the warp; by the whole warp. PTX: vote.sync.any.
 HOPPER_FUNCTION bool warp_any(bool x);

@@ -106,8 +106,9 @@ attention::TransposeArguments transpose_arguments(const ForwardProblem& problem,
   args.seqlen = int(problem.seqlen_k);
   args.panels = tiles(problem.d_v);
   args.blocks = tiles(problem.seqlen_k);
-  args.heads = int(problem.kv_heads);
-  args.items = args.panels * args.blocks * args.heads * int(problem.batch);
+  const TensorRef& vt = plan.v.tensor;
+  args.heads = vt.stride[2] == 0 ? 1 : int(vt.shape[2]);
+  args.items = args.panels * args.blocks * args.heads * (vt.stride[0] == 0 ? 1 : int(vt.shape[0]));
   return args;
 }
 

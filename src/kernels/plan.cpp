@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "attention/transpose_arguments.hpp"
 #include "error.hpp"
 
 namespace fa3::kernels {
@@ -93,24 +94,30 @@ void check_tiles(const char* what, std::int64_t length, std::int64_t rows, std::
 
 namespace {
 
+static_assert(attention::transpose_tile == FA3_SCALE_ROWS);
+
 /// Room in the workspace for V^T as the kernel takes it: [batch, d_v, kv_heads, keys], in pairs of keys, which are
-/// whole blocks of FA3_SCALE_ROWS.
+/// whole blocks of FA3_SCALE_ROWS. Batch entries and heads that repeat (stride 0) stay repeated.
 StagedTensor transposed(const TensorRef& v, std::size_t& workspace_bytes) {
   StagedTensor staged{v, false, 0};
   if (v.empty()) return staged;
+  const std::int64_t features = v.shape[3];
   const std::int64_t pairs = (v.shape[1] + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS * FA3_SCALE_ROWS / 2;
-  const auto& [batch, keys, heads, features] = v.shape;
-  staged.tensor = {nullptr, {batch, features, heads, pairs}, {heads * features * pairs, pairs, features * pairs, 1}};
+  const bool batches = v.stride[0] != 0, heads = v.stride[2] != 0;
+  const std::int64_t of_head = features * pairs, of_batch = (heads ? v.shape[2] : 1) * of_head;
+  staged.tensor = {
+      nullptr, {v.shape[0], features, v.shape[2], pairs}, {batches ? of_batch : 0, pairs, heads ? of_head : 0, 1}};
   staged.copied = true;
   staged.offset = workspace_bytes;
-  workspace_bytes += align(std::size_t(batch * heads * features * pairs * bytes_each));
+  workspace_bytes += align(std::size_t((batches ? v.shape[0] : 1) * of_batch * bytes_each));
   return staged;
 }
 
 }  // namespace
 
 ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
-  // With a margin no row with clusters: the neighbour that a CTA needs may be what is left free.
+  // With a margin no row with clusters, since the neighbour that a CTA needs may be what is left free, and none that
+  // takes V^T, which a kernel on all SMs makes.
   const std::int64_t seqlen = problem.sm_margin > 0 ? 0 : std::min(problem.seqlen_q, problem.seqlen_k);
   if (row < 0)
     row = select_forward_row(problem.dtype, problem.d, problem.d_v, seqlen, problem.causal, problem.v_is_d_major());
@@ -133,9 +140,11 @@ ForwardPlan plan_forward(const ForwardProblem& problem, const ForwardRow& row) {
     throw Error(FA3_INVALID_ARGUMENT, std::string("row ") + row.name + " does not take a V that is given d-major");
   check_lengths(problem);
   check_tiles("heads * ceil(seqlen_q", problem.seqlen_q, row.config.tile_q, problem.heads * problem.batch);
-  if (row.config.v_is_transposed)
-    check_tiles("kv_heads * ceil(seqlen_k", problem.seqlen_k, FA3_SCALE_ROWS,
-                2 * problem.kv_heads * problem.batch);  // two along the features
+  if (row.config.v_is_transposed) {
+    const std::int64_t panels = (problem.d_v + attention::transpose_tile - 1) / attention::transpose_tile;
+    check_tiles("kv_heads * ceil(d_v / 128) * ceil(seqlen_k", problem.seqlen_k, attention::transpose_tile,
+                panels * problem.kv_heads * problem.batch);
+  }
 
   plan.workspace_bytes = align(sizeof(unsigned));
   const auto input = [&](const char* name, const TensorRef& tensor) {

@@ -12,7 +12,7 @@ namespace fa3::kernels {
 /// A tensor as the kernel sees it.
 struct StagedTensor {
   TensorRef tensor;  // data is null if copied: it lies in the workspace then
-  bool copied = false;
+  bool copied = false;     // or is made of it, as V^T
   std::size_t offset = 0;  // of the copy in the workspace, bytes
 };
 

@@ -279,6 +279,14 @@ const NamedCase v_transposed_cases[] = {
     {"d_major_one_key", [](const Row& row, const char* name) { return of_d_major(row, name, 1); }},
     {"d_major_odd", [](const Row& row, const char* name) { return of_d_major(row, name, 2 * row.config.tile_kv + 5); }},
     {"d_major_whole", [](const Row& row, const char* name) { return of_d_major(row, name, 2 * row.config.tile_kv); }},
+    {"repeated",
+     [](const Row& row, const char* name) {  // one head and one batch entry is transposed
+       check::Case c = of_d_major(row, name, row.config.tile_kv + 38);
+       c.batch = 2;
+       c.heads = c.kv_heads = 2;
+       c.v.layout = check::Layout::repeat_heads;
+       return c;
+     }},
     {"d_major_heads",
      [](const Row& row, const char* name) {
        check::Case c = of_d_major(row, name, row.config.tile_kv + 38);

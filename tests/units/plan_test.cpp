@@ -52,6 +52,17 @@ TEST(Table, EverySupportedHeadDimHasTheRowWithTheLeastPadding) {
   EXPECT_EQ(select_forward_row(FA3_F32, 64, 64), -1);
 }
 
+TEST(Table, EveryHeadDimOfE4m3HasARowForADMajorV) {
+  for (int d = 16; d <= 256; d += 16)
+    for (int d_v = 16; d_v <= 256; d_v += 16) {
+      EXPECT_GE(select_forward_row(FA3_E4M3, d, d_v), 0);
+      const int row = select_forward_row(FA3_E4M3, d, d_v, 1, true, true);
+      ASSERT_GE(row, 0);
+      EXPECT_TRUE(forward_rows[row].config.v_is_transposed);
+      EXPECT_TRUE(d <= forward_rows[row].config.d && d_v <= forward_rows[row].config.d_v);
+    }
+}
+
 TEST(BackwardTable, NamesAreUniqueAndRegistersFit) {
   std::set<std::string> names;
   for (const BackwardRow& row : backward_rows) {
@@ -149,7 +160,7 @@ TEST(BackwardPlan, WhatIsZeroedAheadIsByTilesOfLowerItems) {
           ++some;
           EXPECT_EQ(launch.before.kept_begin, main.ahead * floats);
           EXPECT_EQ(launch.before.kept_end, main.zeroed_end * floats);
-          EXPECT_EQ(main.unasked, 0);  // so that who is waited for has begun
+          EXPECT_EQ(main.unasked, 0);                // so that who is waited for has begun
           std::map<int, std::pair<int, int>> items;  // by sequence: the first and the last
           for (int item = 0; item < order.count(); ++item) {
             const attention::Tile tile = order.item(item);
@@ -332,6 +343,33 @@ TEST(Plan, WhatTmaCannotAddressIsCopiedWithoutDuplicatingRepeatedHeads) {
   EXPECT_EQ(plan.workspace_bytes, plan.k.offset + 2 * 60 * 64 * 2);
   EXPECT_EQ(plan.k.tensor.stride[2], 0);
   EXPECT_TRUE(tma_can_address(tensor(0x1000, plan.k.tensor.shape, plan.k.tensor.stride)));
+}
+
+TEST(Plan, VTransposedIsWholeBlocksOfKeysAndNotDuplicated) {
+  ForwardProblem p;
+  p.dtype = FA3_E4M3;
+  p.batch = 2, p.heads = 6, p.kv_heads = 3, p.seqlen_q = 70, p.seqlen_k = 301, p.d = p.d_v = 80;
+  alignas(16) static unsigned char memory[16];
+  const std::int64_t row = 304;
+  p.q = {memory, {2, 70, 6, 80}, {70 * 6 * 80, 6 * 80, 80, 1}};
+  p.k = {memory, {2, 301, 3, 80}, {301 * 3 * 80, 3 * 80, 80, 1}};
+  p.v = {memory, {2, 301, 3, 80}, {3 * 80 * row, 1, 80 * row, row}};
+  p.o = {memory, {2, 70, 6, 80}, {70 * 6 * 80, 6 * 80, 80, 1}};
+  const auto expect = [&](std::size_t copies) {
+    const ForwardPlan plan = plan_forward(p);
+    EXPECT_TRUE(plan.config.v_is_transposed);
+    EXPECT_EQ(plan.v.offset % 256, 0u);
+    EXPECT_EQ(plan.workspace_bytes, plan.v.offset + copies * 80 * 384);
+    EXPECT_EQ(plan.v.tensor.shape, (std::array<std::int64_t, 4>{2, 80, 3, 192}));
+  };
+  expect(6);
+  p.sm_margin = 3;
+  expect(6);
+  p.v.stride[2] = 0;
+  expect(2);
+  p.v.stride[0] = 0;
+  expect(1);
+  EXPECT_THROW(plan_forward(p, select_forward_row(FA3_E4M3, 80, 80)), Error);  // a row that transposes V itself
 }
 
 TEST(KernelScale, PowerOfTwoIsTheSmallestThatIsNotBelow) {
