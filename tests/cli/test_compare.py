@@ -122,7 +122,7 @@ class Plan(unittest.TestCase):
     def test_what_e4m3_does_not_take_is_refused(self) -> None:
         self.assertIn("e4m3 is for --op forward", self.refused("--dtype", "e4m3", "--op", "backward"))
         self.assertIn("a run of its own", self.refused("--dtype", "f16,e4m3"))
-        self.assertIn("--set dims has head dims", self.refused("--dtype", "e4m3", "--set", "grid,dims"))
+        self.assertIn("--set dims has d, d_v = 192, 128", self.refused("--dtype", "e4m3", "--set", "grid,dims"))
         self.assertIn("multiples of 16, not 24, 24", self.refused("--dtype", "e4m3", "--d", "24"))
         self.assertIn("multiples of 16, not 64, 40", self.refused("--dtype", "e4m3", "--d", "64", "--d-v", "40"))
 
