@@ -198,21 +198,21 @@ void check_e4m3_layout(const char* name, const TensorRef& tensor, int contiguous
   if (tensor.empty()) return;
   if (reinterpret_cast<std::uintptr_t>(tensor.data) % 16 != 0)
     invalid(string(name) + ".data is not aligned to 16 bytes, as e4m3 must be");
-  string all;
   for (int i = 0; i < 4; ++i) {
-    const string stride = to_string(tensor.stride[i]),
-                 given = string(name) + ".stride[" + to_string(i) + "] is " + stride;
-    all += (i == 0 ? "" : ", ") + stride;
     if (i == contiguous) continue;
+    const string given = string(name) + ".stride[" + to_string(i) + "] is " + to_string(tensor.stride[i]);
     if (tensor.stride[i] % 16 != 0) invalid(given + "; strides of e4m3 must be multiples of 16");
     if (tensor.stride[i] >= int64_t(1) << 40) invalid(given + "; strides of e4m3 must be below 2^40");
   }
   const TensorRef pairs = contiguous == 1 ? kernels::pairs_of_keys(tensor) : kernels::pairs_of(tensor);
-  if (device == FA3_DEVICE_CUDA && !kernels::tma_can_address(pairs))
+  if (device == FA3_DEVICE_CUDA && !kernels::tma_can_address(pairs)) {
+    const auto& stride = tensor.stride;
     throw Error(FA3_NOT_SUPPORTED, string(name) +
                                        ": on cuda elements of an e4m3 tensor may share memory only by "
                                        "stride 0 of batch or head; its strides are " +
-                                       all);
+                                       to_string(stride[0]) + ", " + to_string(stride[1]) + ", " +
+                                       to_string(stride[2]) + " and " + to_string(stride[3]));
+  }
 }
 
 /// The scales of a tensor with `heads` heads and `seqlen` rows, and what memory they take.

@@ -189,7 +189,7 @@ class Fp8Consumer {
     return scales;
   }
   HOPPER_FUNCTION void issue_pv(Part& pv, const P& p, int part) {
-    hopper::issue_abt<element>(pv, p, shared_.v_operand(v_.stage), config.pv_columns * part);
+    hopper::issue_abt<element>(pv, p, shared_.v_operand(v_.stage).tile, config.pv_columns * part);
     hopper::wgmma_commit();
   }
   HOPPER_FUNCTION void release_k() {
@@ -197,7 +197,7 @@ class Fp8Consumer {
     ++k_;
   }
   HOPPER_FUNCTION void release_v() {
-    release(shared_.v_operand_empty(v_.stage));
+    release(shared_.v_operand(v_.stage).empty);
     ++v_;
   }
   /// O += v_scale * P V, of one part.
@@ -215,7 +215,7 @@ class Fp8Consumer {
     turn_.pass();
     shared_.k_full[k_.stage].wait(k_.phase);
     release_k();
-    shared_.v_operand_full(v_.stage).wait(v_.phase);
+    shared_.v_operand(v_.stage).full.wait(v_.phase);
     release_v();
   }
 
@@ -229,7 +229,7 @@ class Fp8Consumer {
   template <int more>
   HOPPER_FUNCTION void accumulate(O& o, const P& p, float v_scale, const auto& issue_more) {
     Part pv[parts_at_once];
-    shared_.v_operand_full(v_.stage).wait(v_.phase);
+    shared_.v_operand(v_.stage).full.wait(v_.phase);
     HOPPER_UNROLL
     for (int i = 0; i < parts_at_once - 1; ++i) issue_pv(pv[i], p, i);
     HOPPER_UNROLL

@@ -30,11 +30,14 @@ struct QuantizeShape {
   constexpr int threads() const { return scale_rows / rows * lanes; }
   /// A thread has 128 registers where it holds no more than 64 values, else all that there are.
   constexpr int ctas_of_sm() const { return (held() <= 8 ? 512 : 256) / threads(); }
-  /// Of two slots, if the features are rotated.
+  /// Of two slots each, if the features are rotated.
   constexpr bool three_segments() const { return slots == 6; }
 };
-/// For up to 64, 128 and 256 features, for more than 128 of an order of 16, which has only two lanes, for 96 and for
-/// 192.
+/// Indices of quantize_shapes: by the most features, but for 96 and 192 alone, and for more than 128 rotated ones of an
+/// order of 16, which has only two lanes.
+namespace shape {
+inline constexpr int up_to_64 = 0, up_to_128 = 1, up_to_256 = 2, order_16 = 3, of_96 = 4, of_192 = 5;
+}
 inline constexpr QuantizeShape quantize_shapes[] = {{4, 2, 2}, {8, 2, 1}, {8, 4, 1}, {16, 2, 1}, {6, 2, 1}, {6, 4, 1}};
 
 /// Bits 15 and 31 of `pair[p]` are the signs of features 2p and 2p + 1 of a piece, the others zeros.

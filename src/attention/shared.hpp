@@ -122,25 +122,15 @@ struct Shared {
   }
 
   /// What P V of e4m3 takes, and the barriers between it and the consumers.
-  HOPPER_FUNCTION VtTile& v_operand(int stage) {
+  struct VOperand {
+    VtTile& tile;
+    hopper::Mbarrier &full, &empty;
+  };
+  HOPPER_FUNCTION VOperand v_operand(int stage) {
     if constexpr (config.transposes_v()) {
-      return vt[stage];
+      return {vt[stage], vt_state.full[stage], vt_state.empty[stage]};
     } else {
-      return v[stage];
-    }
-  }
-  HOPPER_FUNCTION hopper::Mbarrier& v_operand_full(int stage) {
-    if constexpr (config.transposes_v()) {
-      return vt_state.full[stage];
-    } else {
-      return v_full[stage];
-    }
-  }
-  HOPPER_FUNCTION hopper::Mbarrier& v_operand_empty(int stage) {
-    if constexpr (config.transposes_v()) {
-      return vt_state.empty[stage];
-    } else {
-      return v_empty[stage];
+      return {v[stage], v_full[stage], v_empty[stage]};
     }
   }
 

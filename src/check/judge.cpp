@@ -378,6 +378,7 @@ void fill_poison(void* data, fa3_dtype dtype, int64_t elements) {
 /// A dense copy of a d-major V in `memory`: the reference reads features side by side.
 TensorRef dense_values(const TensorRef& v, std::vector<E4m3>& memory) {
   const auto& [batch, keys, heads, width] = v.shape;
+  memory.reserve(std::size_t(batch * keys * heads * width));
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t s = 0; s < keys; ++s)
       for (int64_t h = 0; h < heads; ++h)

@@ -15,9 +15,12 @@ static_assert(attention::scale_rows == FA3_SCALE_ROWS);
 
 /// Index of the shape.
 int shape_of(const QuantizeProblem& problem) {
-  if (problem.d == 96) return 4;
-  if (problem.d == 192) return 5;
-  return problem.d <= 64 ? 0 : problem.d <= 128 ? 1 : problem.rotate && problem.d % 32 != 0 ? 3 : 2;
+  namespace shape = attention::shape;
+  if (problem.d == 96) return shape::of_96;
+  if (problem.d == 192) return shape::of_192;
+  if (problem.d <= 64) return shape::up_to_64;
+  if (problem.d <= 128) return shape::up_to_128;
+  return problem.rotate && problem.d % 32 != 0 ? shape::order_16 : shape::up_to_256;
 }
 
 template <int count>

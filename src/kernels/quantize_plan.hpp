@@ -32,13 +32,14 @@ template <class F>
 decltype(auto) with_instance(const QuantizePlan& plan, const F& f) {
   using attention::Transform;
   const auto with_shape = [&]<Transform transform>() {
-    if (plan.shape == 0) return f.template operator()<transform, 0>();
-    if (plan.shape == 1) return f.template operator()<transform, 1>();
-    if (plan.shape == 4) return f.template operator()<transform, 4>();
-    if (plan.shape == 5) return f.template operator()<transform, 5>();
+    namespace shape = attention::shape;
+    if (plan.shape == shape::up_to_64) return f.template operator()<transform, shape::up_to_64>();
+    if (plan.shape == shape::up_to_128) return f.template operator()<transform, shape::up_to_128>();
+    if (plan.shape == shape::of_96) return f.template operator()<transform, shape::of_96>();
+    if (plan.shape == shape::of_192) return f.template operator()<transform, shape::of_192>();
     if constexpr (transform != Transform::none)
-      if (plan.shape == 3) return f.template operator()<transform, 3>();
-    return f.template operator()<transform, 2>();
+      if (plan.shape == shape::order_16) return f.template operator()<transform, shape::order_16>();
+    return f.template operator()<transform, shape::up_to_256>();
   };
   if (plan.transform == Transform::rotation) return with_shape.template operator()<Transform::rotation>();
   if (plan.transform == Transform::embedding) return with_shape.template operator()<Transform::embedding>();

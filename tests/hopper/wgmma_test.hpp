@@ -346,35 +346,44 @@ TEST_P(Wgmma, EveryStepOfTheDepthAccumulates) {
   test(StepSS<Element::bf16, 128>{});
 }
 
+struct RegisterArguments {
+  const std::uint32_t* a;  // fragments() or fragments_e4m3()
+  const Chunk* b;
+  const float* c;
+  float* d;
+};
+
+/// D by `issue`(D, A, B), A in registers; D begins as C. 128 threads.
+template <int depth, int columns, class B>
+HOPPER_FUNCTION void multiply_registers(B& b, const RegisterArguments& args, const auto& issue) {
+  copy_in(&b, args.b, B::bytes, 128);
+  hopper::fence_async_shared();
+  hopper::cta_sync();
+  hopper::OperandA<depth> a;
+  const std::uint32_t* mine = args.a + rank() * (depth / 4);
+  HOPPER_UNROLL
+  for (int i = 0; i < depth / 4; ++i) a.value[i] = mine[i];
+  hopper::Accumulator<columns> acc;
+  read(acc, args.c);
+  issue(acc, a, b);
+  hopper::wgmma_commit();
+  hopper::wgmma_wait<0>(acc);
+  write(args.d, acc);
+}
+
 /// D = C + A B by issue_ab, A in registers.
 template <Element element_, int depth_, int columns_>
 struct ProductRS {
   static constexpr Element element = element_;
   static constexpr int threads = 128, depth = depth_, columns = columns_;
   using B = hopper::SharedTile<depth, columns>;
-  struct Arguments {
-    const std::uint32_t* a;  // fragments()
-    const Chunk* b;
-    const float* c;
-    float* d;
-  };
+  using Arguments = RegisterArguments;
   struct Shared {
     B b;
   };
   HOPPER_FUNCTION static void run(Shared& shared, const Arguments& args) {
-    copy_in(&shared.b, args.b, B::bytes, threads);
-    hopper::fence_async_shared();
-    hopper::cta_sync();
-    hopper::OperandA<depth> a;
-    const std::uint32_t* mine = args.a + rank() * (depth / 4);
-    HOPPER_UNROLL
-    for (int i = 0; i < depth / 4; ++i) a.value[i] = mine[i];
-    hopper::Accumulator<columns> acc;
-    read(acc, args.c);
-    hopper::issue_ab<element>(acc, a, shared.b);
-    hopper::wgmma_commit();
-    hopper::wgmma_wait<0>(acc);
-    write(args.d, acc);
+    multiply_registers<depth, columns>(shared.b, args,
+                                       [](auto& d, const auto& a, const B& b) { hopper::issue_ab<element>(d, a, b); });
   }
 };
 
@@ -403,29 +412,14 @@ struct ProductRSOfE4m3 {
   static constexpr int threads = 128, depth = depth_, columns = columns_, first_row = first_row_;
   static constexpr int b_rows = first_row + columns + 8;
   using B = hopper::SharedTile<b_rows, depth>;
-  struct Arguments {
-    const std::uint32_t* a;  // fragments_e4m3()
-    const Chunk* b;
-    const float* c;
-    float* d;
-  };
+  using Arguments = RegisterArguments;
   struct Shared {
     B b;
   };
   HOPPER_FUNCTION static void run(Shared& shared, const Arguments& args) {
-    copy_in(&shared.b, args.b, B::bytes, threads);
-    hopper::fence_async_shared();
-    hopper::cta_sync();
-    hopper::OperandA<depth> a;
-    const std::uint32_t* mine = args.a + rank() * (depth / 4);
-    HOPPER_UNROLL
-    for (int i = 0; i < depth / 4; ++i) a.value[i] = mine[i];
-    hopper::Accumulator<columns> acc;
-    read(acc, args.c);
-    hopper::issue_abt<Element::e4m3>(acc, a, shared.b, first_row);
-    hopper::wgmma_commit();
-    hopper::wgmma_wait<0>(acc);
-    write(args.d, acc);
+    multiply_registers<depth, columns>(shared.b, args, [](auto& d, const auto& a, const B& b) {
+      hopper::issue_abt<Element::e4m3>(d, a, b, first_row);
+    });
   }
 };
 
