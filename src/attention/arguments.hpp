@@ -32,7 +32,7 @@ struct Scales {
 struct Stamp;
 
 struct ForwardArguments {
-  // Boxes of tile_q, tile_kv / cluster, tile_kv / cluster and 16 rows.
+  // Boxes of tile_q, tile_kv / cluster, tile_kv / cluster (V^T: d_v) and 16 rows (Output::in_v_ring: 64).
   hopper::TensorMap q, k, v, o;
   std::uint16_t* o_data;     // where registers are stored directly
   std::int64_t o_stride[3];  // batch, head, row

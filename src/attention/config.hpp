@@ -16,9 +16,10 @@ enum class Turns : unsigned char {
 
 /// How O gets from registers to global memory.
 enum class Output : unsigned char {
-  own_buffer,   // staged in shared memory of its own, stored by TMA
-  over_q,       // staged in Q's buffer, which frees shared memory, but keeps Q from being loaded ahead
-  by_registers  // not staged: stored by the threads, 32 bytes of a row at a time
+  own_buffer,    // staged in shared memory of its own, stored by TMA
+  over_q,        // staged in Q's buffer, which frees shared memory, but keeps Q from being loaded ahead
+  by_registers,  // not staged: stored by the threads, 32 bytes of a row at a time, of e4m3 64
+  in_v_ring      // e4m3: staged in the ring of V^T, where each warpgroup's O has a turn after the tile's blocks
 };
 
 /// Where blocks are masked.
@@ -88,11 +89,13 @@ struct ForwardConfig {
   }
 
   constexpr bool valid() const {
-    if (fp8() != (pv_columns > 0) || (v_is_transposed && !fp8())) return false;
+    if (fp8() != (pv_columns > 0) || ((v_is_transposed || output == Output::in_v_ring) && !fp8())) return false;
+    if (v_is_transposed && d_v % 64 != 0) return false;  // a buffer of the ring has no other rows than V^T
     // V is transposed 64 keys and 16 features at a time; a block has one scale, and its keys are one panel of V^T.
-    if (fp8() && (d % 32 != 0 || d_v % 32 != 0 || tile_kv != 128 || pv_columns % 16 != 0 || d_v % pv_columns != 0 ||
-                  output != Output::by_registers || edges != Edges::branch || loads != Loads::producer ||
-                  pipeline != Pipeline::none || maximum != Maximum::before || cluster != 1 || trace))
+    if (fp8() &&
+        (d % 32 != 0 || d_v % 32 != 0 || tile_kv != 128 || pv_columns % 16 != 0 || d_v % pv_columns != 0 ||
+         (output != Output::in_v_ring && output != Output::by_registers) || edges != Edges::branch ||
+         loads != Loads::producer || pipeline != Pipeline::none || maximum != Maximum::before || cluster != 1 || trace))
       return false;
     return d % 16 == 0 && d_v % 16 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&
            tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 && q_buffers >= 1 &&

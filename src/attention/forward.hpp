@@ -52,29 +52,18 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     }
   };
   const auto load_block = [&](auto& ring, const hopper::TensorMap& map, auto& empty, auto& full, auto& at,
-                              const Tile& tile, int block, const auto& before_full, bool transposed = false) {
+                              const Tile& tile, int block) {
     empty[at.stage].wait(at.phase ^ 1);
-    before_full();
     full[at.stage].arrive_expect_bytes(sizeof(ring[0]));
-    load(ring[at.stage], map,
-         {transposed ? block * (config.tile_kv / 2) : 0, transposed ? 0 : block * config.tile_kv,
-          tile.head / args.group, tile.batch},
-         full[at.stage]);
+    load(ring[at.stage], map, {0, block * config.tile_kv, tile.head / args.group, tile.batch}, full[at.stage]);
     ++at;
   };
   const auto load_k = [&](const Tile& tile, int block) {
-    if constexpr (config.fp8()) {
-      const auto scales = scales_of_block<config>(args, tile, block);
-      load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block,
-                 [&] { hopper::store_shared(shared.scales[k.stage], scales); });
-    } else {
-      load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block, [] {});
-    }
+    load_block(shared.k, args.k, shared.k_empty, shared.k_full, k, tile, block);
     stamp(Mark::load_k, block);
   };
   const auto load_v = [&](const Tile& tile, int block) {
-    load_block(
-        shared.v, args.v, shared.v_empty, shared.v_full, v, tile, block, [] {}, config.v_is_transposed);
+    load_block(shared.v, args.v, shared.v_empty, shared.v_full, v, tile, block);
     stamp(Mark::load_v, block);
   };
 
@@ -89,7 +78,6 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
     hopper::store_shared(shared.tile[q.stage], tile);
     if (stop) {
       shared.q_full[q.stage].arrive();
-      if constexpr (config.transposes_v()) end_transposers(shared, v);
       return;
     }
     // [2] Load Q.
@@ -487,7 +475,13 @@ HOPPER_FUNCTION void forward(Shared<config>& shared, const ForwardArguments& arg
     Consumer<config>(shared, args, warpgroup).run();
   } else if (warpgroup == 0) {
     hopper::release_registers<config.producer_registers()>();
-    if (leader) produce(shared, args);
+    if (leader) {
+      if constexpr (config.fp8()) {
+        Fp8Producer<config>(shared, args).run();
+      } else {
+        produce(shared, args);
+      }
+    }
     if constexpr (config.transposes_v()) {
       const int transposer = hopper::warp_of_warpgroup() - 1;
       static_assert(Shared<config>::transposer_warps == 3);

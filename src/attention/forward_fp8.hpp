@@ -23,19 +23,121 @@
 
 #include "attention/forward_parts.hpp"
 #include "attention/item_queue.hpp"
+#include "attention/output_fp8.hpp"
 #include "attention/transpose_values.hpp"
 #include "hopper/hopper.hpp"
 
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
-/// What the producer stores with a block of K.
+// --------------------------------------------------------------------------------------------------------------------
+// Producer: one thread. As that of 16 bits, but V of a block comes before K of the next, as P V does here before S; the
+// first K of a tile before its Q, whose buffer may be in use for longer; and scales are read while TMA loads.
+
 template <ForwardConfig config>
-HOPPER_FUNCTION auto scales_of_block(const ForwardArguments& args, const Tile& tile, int block) {
-  const int kv_head = tile.head / args.group;
-  return typename Shared<config>::BlockScales{args.k_scale.of(tile.batch, kv_head, block),
-                                              args.v_scale.of(tile.batch, kv_head, block)};
-}
+class Fp8Producer {
+ public:
+  HOPPER_FUNCTION Fp8Producer(Shared<config>& shared, const ForwardArguments& args) : shared_(shared), args_(args) {}
+
+  HOPPER_FUNCTION void run() {
+    ItemQueue<config> queue(shared_, args_);
+    for (; queue.item() < args_.order.count(); ++q_) {
+      // [1] Take the next item.
+      const Tile tile = args_.order.item(queue.item());
+      const BlockWalk walk = walk_item<config>(args_, tile);
+      if (!walk.empty()) load_k(tile, walk.end - 1);
+      load_q(tile, walk);  // [2]
+      queue.ask();
+      turns_for_o();
+      // [3] Load the other blocks through the rings.
+      for (int block = walk.end - 1; block >= walk.begin; --block) {
+        load_v(tile, block, block == walk.begin ? VTurn::last_block : VTurn::block);
+        if (block > walk.begin) load_k(tile, block - 1);
+      }
+      if (walk.empty()) turn_without_block(VTurn::no_block);
+      o_comes_ = true;
+      queue.receive();
+    }
+    shared_.q_empty[q_.stage].wait(q_.phase ^ 1);
+    hopper::store_shared(shared_.tile[q_.stage], Tile{-1, 0, 0});
+    shared_.q_full[q_.stage].arrive();
+    shared_.q_full[q_.stage].arrive();
+    turns_for_o();
+    turn_without_block(VTurn::end);
+  }
+
+ private:
+  /// With all that consumers need to know of the tile: there they would have nothing else to do meanwhile.
+  HOPPER_FUNCTION void load_q(const Tile& tile, const BlockWalk& walk) {
+    shared_.q_empty[q_.stage].wait(q_.phase ^ 1);
+    shared_.q_full[q_.stage].arrive_expect_bytes(Shared<config>::QTile::bytes);
+    hopper::load_tile(shared_.q[q_.stage], args_.q, {0, tile.first_row, tile.head, tile.batch},
+                      shared_.q_full[q_.stage]);
+    auto& record = shared_.q_record[q_.stage];
+    hopper::store_shared(shared_.tile[q_.stage], tile);
+    hopper::store_shared(record.item, walk);
+    HOPPER_UNROLL
+    for (int w = 0; w < config.consumer_warpgroups(); ++w) {
+      // Of rows that exist: there is no scale behind the last. A block of keys has as many rows as a scale.
+      const int row = minimum(tile.first_row + 64 * w, args_.mask.seqlen_q - 1);
+      hopper::store_shared(record.scale[w], args_.q_scale.of(tile.batch, tile.head, row / config.tile_kv));
+      hopper::store_shared(record.rows[w], BlockWalk::of(args_.mask, tile.first_row + 64 * w, 64, config.tile_kv,
+                                                         args_.scale.sign != 1.0f));
+    }
+    shared_.q_full[q_.stage].arrive();
+  }
+  /// With the block's scales.
+  HOPPER_FUNCTION void load_k(const Tile& tile, int block) {
+    const int kv_head = tile.head / args_.group;
+    shared_.k_empty[k_.stage].wait(k_.phase ^ 1);
+    shared_.k_full[k_.stage].arrive_expect_bytes(Shared<config>::KTile::bytes);
+    hopper::load_tile(shared_.k[k_.stage], args_.k, {0, block * config.tile_kv, kv_head, tile.batch},
+                      shared_.k_full[k_.stage]);
+    const typename Shared<config>::BlockScales scales{args_.k_scale.of(tile.batch, kv_head, block),
+                                                      args_.v_scale.of(tile.batch, kv_head, block)};
+    hopper::store_shared(shared_.scales[k_.stage], scales);
+    shared_.k_full[k_.stage].arrive();
+    ++k_;
+  }
+  HOPPER_FUNCTION void load_v(const Tile& tile, int block, VTurn turn) {
+    const int key = block * config.tile_kv, kv_head = tile.head / args_.group;
+    begin_turn(turn);
+    shared_.v_full[v_.stage].arrive_expect_bytes(Shared<config>::VTile::bytes);
+    hopper::load_tile(shared_.v[v_.stage], args_.v,
+                      config.v_is_transposed ? hopper::Coordinates{key / 2, 0, kv_head, tile.batch}
+                                             : hopper::Coordinates{0, key, kv_head, tile.batch},
+                      shared_.v_full[v_.stage]);
+    ++v_;
+  }
+  HOPPER_FUNCTION void begin_turn(VTurn turn) {
+    shared_.v_empty[v_.stage].wait(v_.phase ^ 1);
+    if constexpr (config.transposes_v()) hopper::store_shared(shared_.vt_state.turn[v_.stage], turn);
+  }
+  HOPPER_FUNCTION void turn_without_block(VTurn turn) {
+    if constexpr (config.transposes_v()) {
+      begin_turn(turn);
+      shared_.v_full[v_.stage].arrive();
+      ++v_;
+    }
+  }
+  /// The turns for O of the tile before, where the ring of V^T is filled from here. Only now: the first K and Q of a
+  /// tile need not wait for the last products of the other.
+  HOPPER_FUNCTION void turns_for_o() {
+    if constexpr (config.v_is_transposed && config.output == Output::in_v_ring) {
+      for (int w = 0; o_comes_ && w < config.consumer_warpgroups(); ++w) {
+        shared_.v_empty[v_.stage].wait(v_.phase ^ 1);
+        shared_.v_full[v_.stage].arrive();
+        ++v_;
+      }
+    }
+  }
+
+  Shared<config>& shared_;
+  const ForwardArguments& args_;
+  bool o_comes_ = false;
+  Cursor<config.q_buffers> q_;
+  Cursor<config.stages> k_, v_;
+};
 
 // --------------------------------------------------------------------------------------------------------------------
 // Transposers.
@@ -44,23 +146,28 @@ HOPPER_FUNCTION auto scales_of_block(const ForwardArguments& args, const Tile& t
 template <ForwardConfig config>
 HOPPER_FUNCTION void run_transposer(Shared<config>& shared, int warp) {
   const TileTransposer<config.tile_kv, config.d_v, Shared<config>::transposer_warps> transposer(warp);
-  for (Cursor<config.stages> at;; ++at) {
-    shared.v_full[at.stage].wait(at.phase);
-    if (hopper::load_shared(shared.vt_state.last[at.stage]) != 0) return;
-    shared.vt_state.empty[at.stage].wait(at.phase ^ 1);
-    transposer.transpose(shared.v[at.stage], shared.vt[at.stage]);
-    hopper::fence_async_shared();
-    release(shared.vt_state.full[at.stage]);
-    release(shared.v_empty[at.stage]);
+  Cursor<config.stages> v, vt;
+  for (;; ++v) {
+    shared.v_full[v.stage].wait(v.phase);
+    const VTurn turn = hopper::load_shared(shared.vt_state.turn[v.stage]);
+    if (turn == VTurn::end) return;
+    if (turn != VTurn::no_block) {
+      shared.vt_state.empty[vt.stage].wait(vt.phase ^ 1);
+      transposer.transpose(shared.v[v.stage], shared.vt[vt.stage]);
+      hopper::fence_async_shared();
+      release(shared.vt_state.full[vt.stage]);
+      ++vt;
+    }
+    release(shared.v_empty[v.stage]);
+    if constexpr (config.output == Output::in_v_ring) {
+      if (turn == VTurn::block) continue;
+      for (int w = 0; w < config.consumer_warpgroups(); ++w) {  // turns for O
+        shared.vt_state.empty[vt.stage].wait(vt.phase ^ 1);
+        release(shared.vt_state.full[vt.stage]);
+        ++vt;
+      }
+    }
   }
-}
-
-/// After the producer's last block.
-template <ForwardConfig config>
-HOPPER_FUNCTION void end_transposers(Shared<config>& shared, Cursor<config.stages> at) {
-  shared.v_empty[at.stage].wait(at.phase ^ 1);
-  hopper::store_shared(shared.vt_state.last[at.stage], 1);
-  shared.v_full[at.stage].arrive();
 }
 
 // --------------------------------------------------------------------------------------------------------------------
@@ -163,6 +270,7 @@ class Fp8Consumer {
       attend(tile);
     }
     turn_.finish();
+    release_o();
   }
 
  private:
@@ -211,6 +319,7 @@ class Fp8Consumer {
 
   /// A block that other rows of the item need and this warpgroup's do not.
   HOPPER_FUNCTION void skip() {
+    release_o();
     turn_.take();
     turn_.pass();
     shared_.k_full[k_.stage].wait(k_.phase);
@@ -220,8 +329,11 @@ class Fp8Consumer {
   }
 
   /// [9] [10] P of the block.
-  HOPPER_FUNCTION static void exponentiate(const S& s, float scale, P& p, O& o, Fp8Softmax& softmax) {
-    if (hopper::warp_any(softmax.may_outgrow(s, scale))) rescale_rows(o, softmax.raise(s, scale));
+  HOPPER_FUNCTION static void exponentiate(const S& s, float scale, P& p, O& o, bool o_is_0, Fp8Softmax& softmax) {
+    if (hopper::warp_any(softmax.may_outgrow(s, scale))) {
+      const Rescale rescale = softmax.raise(s, scale);
+      if (!o_is_0) rescale_rows(o, rescale);
+    }
     softmax.exponentiate(p, s, scale);
   }
 
@@ -251,9 +363,8 @@ class Fp8Consumer {
   }
 
   HOPPER_FUNCTION void attend(const Tile& tile) {
-    const BlockWalk item = walk_item<config>(args_, tile);
-    const BlockWalk mine =
-        BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv, args_.scale.sign != 1.0f);
+    const auto& record = shared_.q_record[q_.stage];
+    const BlockWalk item = hopper::load_shared(record.item), mine = hopper::load_shared(record.rows[warpgroup_]);
     Fp8Softmax softmax;
     O o{};
     int block = item.end - 1;
@@ -262,10 +373,7 @@ class Fp8Consumer {
     if (!mine.empty()) {
       S s;
       P p;
-      // Of rows that exist: there is no scale behind the last. A block of keys has as many rows as a scale.
-      const float q_scale =
-          args_.scale.scale_log2 *
-          args_.q_scale.of(tile.batch, tile.head, (tile.first_row + 64 * warpgroup_) / config.tile_kv);
+      const float q_scale = args_.scale.scale_log2 * hopper::load_shared(record.scale[warpgroup_]);
       // [4] [6] S of the block.
       BlockScales scales;
       const auto issue = [&] {
@@ -274,13 +382,16 @@ class Fp8Consumer {
       };
       turn_.take();
       issue();
+      release_o();
       HOPPER_NO_UNROLL
       for (;;) {  // S of the block is in flight
         hopper::wgmma_wait<0>(s);
         release_k();
+        if (block == mine.begin) release(shared_.q_empty[q_.stage]);  // early: at large d there is one buffer only
         if (mine.is_edge(block)) apply_mask(s, args_, tile.first_row + my_row(), block * config.tile_kv);  // [8]
         // At least the smallest normal number: times 0 the -inf of a masked score would be NaN.
-        exponentiate(s, hopper::maximum(q_scale * scales.k, 0x1p-126f), p, o, softmax);  // [5] [9]
+        exponentiate(s, hopper::maximum(q_scale * scales.k, 0x1p-126f), p, o, block + 1 == mine.end,
+                     softmax);  // [5] [9]
         if (--block < mine.begin) break;
         turn_.take();
         const float v_scale = scales.v;
@@ -291,50 +402,71 @@ class Fp8Consumer {
           issue();
         }
       }
-      release(shared_.q_empty[q_.stage]);
       accumulate(o, p, scales.v);  // [11]
     } else {
       release(shared_.q_empty[q_.stage]);
+      release_o();
     }
     HOPPER_NO_UNROLL
     for (; block >= item.begin; --block) skip();
     const auto row_of = [&](int r) { return tile.first_row + my_row() + 8 * r; };
     float lse[2];
     normalise(o, lse, softmax, args_, row_of);
-    store(o, tile);
     store_lse(lse, args_, tile, row_of);
+    store(o, tile);
   }
 
-  /// A thread has four neighbouring features of every 16 (TileTransposer); a quad stores 32 bytes.
-  HOPPER_FUNCTION void store(const O& o, const Tile& tile) const {
-    const int first_column = 4 * (hopper::lane() % 4);
-    HOPPER_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const int row = tile.first_row + my_row() + 8 * r;
-      if (row >= args_.mask.seqlen_q) continue;
-      std::uint16_t* const to = args_.o_data + tile.batch * args_.o_stride[0] + tile.head * args_.o_stride[1] +
-                                row * args_.o_stride[2] + first_column;
-      const auto store16 = [&](int column) {
-        const float* const even = o.value + column / 2 + 2 * r;
-        const float* const odd = even + 4;
-        *reinterpret_cast<std::uint64_t*>(to + column) = pair(even[0], odd[0]) | std::uint64_t(pair(even[1], odd[1]))
-                                                                                     << 32;
-      };
-      // Whole rows without a branch for every store.
-      if (args_.o_columns == config.d_v) {
-        HOPPER_UNROLL
-        for (int column = 0; column < config.d_v; column += 16) store16(column);
-      } else {
-        HOPPER_UNROLL
-        for (int column = 0; column < config.d_v; column += 16)
-          if (column < args_.o_columns) store16(column);
+  HOPPER_FUNCTION void store(const O& o, const Tile& tile) {
+    if (args_.bf16_output) {
+      store<hopper::Element::bf16>(o, tile);
+    } else {
+      store<hopper::Element::f16>(o, tile);
+    }
+  }
+  template <hopper::Element o_element>
+  HOPPER_FUNCTION void store(const O& o, const Tile& tile) {
+    if constexpr (config.output == Output::in_v_ring) {
+      store_through_v_ring<o_element>(o, tile);
+    } else {
+      HOPPER_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const int row = tile.first_row + my_row() + 8 * r;
+        std::uint16_t* const to =
+            args_.o_data + tile.batch * args_.o_stride[0] + tile.head * args_.o_stride[1] + row * args_.o_stride[2];
+        store_fp8_row<o_element>(to, o, r, row < args_.mask.seqlen_q, args_.o_columns);
       }
     }
   }
-  HOPPER_FUNCTION std::uint32_t pair(float low, float high) const {
-    return args_.bf16_output ? hopper::pack2<hopper::Element::bf16>(low, high)
-                             : hopper::pack2<hopper::Element::f16>(low, high);
+  /// In this warpgroup's turn. A thread has TMA store all 64 rows: an instruction of TMA may have to wait for others.
+  template <hopper::Element o_element>
+  HOPPER_FUNCTION void store_through_v_ring(const O& o, const Tile& tile) {
+    Cursor<config.stages> mine;
+    HOPPER_UNROLL
+    for (int w = 0; w < config.consumer_warpgroups(); ++w, ++v_)
+      if (w == warpgroup_) mine = v_;
+    shared_.v_operand(mine.stage).full.wait(mine.phase);
+    auto& staged = shared_.o_in_v_ring(mine.stage);
+    stage_fp8<o_element>(staged, o, my_row() % 64);
+    hopper::fence_async_shared();
+    Shared<config>::rows(warpgroup_).sync();
+    if (is_leader()) {
+      hopper::store_rows(args_.o, {0, tile.first_row + warp_row_, tile.head, tile.batch}, staged, 0);
+      hopper::store_commit();
+    }
+    o_stage_ = mine.stage;
   }
+  /// Ends the turn for O. Later, so that TMA has read it meanwhile; before this warpgroup waits for a V^T after it.
+  HOPPER_FUNCTION void release_o() {
+    if (o_stage_ < 0) return;
+    if (is_leader()) {
+      hopper::store_wait_read<0>();
+      HOPPER_UNROLL
+      for (int i = 0; i < Shared<config>::consumer_warps; ++i) shared_.v_operand(o_stage_).empty.arrive();
+    }
+    hopper::warp_sync();
+    o_stage_ = -1;
+  }
+  HOPPER_FUNCTION bool is_leader() const { return warp_row_ % 64 == 0 && hopper::lane() == 0; }
 
   Shared<config>& shared_;
   const ForwardArguments& args_;
@@ -343,6 +475,7 @@ class Fp8Consumer {
   const int warp_row_;  // the warp's first row in the tile
   Cursor<config.q_buffers> q_;
   Cursor<config.stages> k_, v_;
+  int o_stage_ = -1;  // of the ring, where this warpgroup's O stands
 };
 
 }  // namespace HOPPER_BACKEND

@@ -12,36 +12,58 @@
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
+/// What a turn of V is for those who transpose it.
+enum class VTurn : int {
+  block,
+  last_block,  // of a tile: turns for O follow
+  no_block,    // of a tile that has none
+  end          // there are no more tiles
+};
+
 /// The ledger; without a producer its part is that of a thread of the first consumer warpgroup. A waiter of a "full"
 /// barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh barrier grants.
 ///
 ///   barrier     arrivals per phase          waiter      meaning
-///   q_full      1 + bytes (producer)        consumers   the tile's Q and its Tile record have landed
-///   q_empty     1 per consumer warp         producer    Q, its Tile record and an O staged over it may be overwritten
-///   k_full      1 + bytes (producer)        consumers   K block of this stage has landed; v_full likewise
+///   q_full      1 + bytes (producer)        consumers   the tile's Q and its Tile record have landed; of e4m3 2 +
+///   bytes q_empty     1 per consumer warp         producer    Q, its Tile record and an O staged over it may be
+///   overwritten k_full      1 + bytes (producer)        consumers   K block of this stage has landed; v_full likewise;
+///   k_full of e4m3
+///                                                       2 + bytes: scales come after what TMA loads has been asked for
 ///   k_empty     1 per consumer warp of      producer    this stage's K block may be overwritten, in every CTA of the
 ///               every CTA of the cluster                cluster; v_empty likewise
 ///   vt_full     1 per transposer warp       consumers   rows that transpose V: this stage's V^T has been written
 ///   vt_empty    1 per consumer warp         transposers it may be overwritten; in these rows v_full's waiters, and
 ///                                                       those that arrive on v_empty, are the transposer warps
+///   Output::in_v_ring: after a tile's blocks each warpgroup has a turn of the ring of V^T for its O. Then "full" says
+///   that nobody reads the buffer any more, and a thread of the warpgroup makes all arrivals on "empty".
 ///   turn[w]     named, two warpgroups       warpgroup w it is w's turn (config.turns says for what)
-///   rows[w]     named, warpgroup w          warpgroup w all of w is done with Q (only where O is staged over it)
+///   rows[w]     named, warpgroup w          warpgroup w all of w is done with Q (only where O is staged over it), or
+///   has
+///                                                       staged its O (only where that is in the ring of V^T)
 template <ForwardConfig config>
 struct Shared {
+  static constexpr int full_arrivals = config.fp8() ? 2 : 1;  // of q_full and k_full
   static constexpr int consumer_warps = 4 * config.consumer_warpgroups();
   using QTile = hopper::SharedTile<config.tile_q, config.stored_d()>;
   using KTile = hopper::SharedTile<config.tile_kv, config.stored_d()>;
-  using VtTile = hopper::SharedTile<config.d_v, config.tile_kv / 2>;  // V^T of e4m3: pairs of keys
+  // V^T of e4m3, pairs of keys; with as many rows as O has columns with their padding.
+  using VtTile = hopper::SharedTile<hopper::stored_columns(config.d_v), config.tile_kv / 2>;
   using VTile =
       std::conditional_t<config.v_is_transposed, VtTile, hopper::SharedTile<config.tile_kv, config.stored_d_v()>>;
   using OTile = hopper::SharedTile<config.tile_q, config.d_v>;
+  using OOfWarpgroup = hopper::SharedTile<64, config.d_v>;  // Output::in_v_ring
   static constexpr int transposer_warps = 3;
   struct TransposedState {
     hopper::Mbarrier full[config.stages], empty[config.stages];
-    int last[config.stages];  // 1: what comes in this buffer of V is not a block, but the end
+    VTurn turn[config.stages];  // what comes in this buffer of V
   };
   struct alignas(8) BlockScales {
     float k, v;
+  };
+  struct alignas(16) QRecord {
+    BlockWalk item;                                // the blocks that come
+    BlockWalk rows[config.consumer_warpgroups()];  // those that the rows of each warpgroup need
+    float scale[config.consumer_warpgroups()];     // of these rows of Q
   };
   template <int>
   struct Nothing {};  // one type for each member: two empty members of one type may not share an address
@@ -54,6 +76,8 @@ struct Shared {
   [[no_unique_address]] std::conditional_t<config.transposes_v(), TransposedState, Nothing<3>> vt_state;
   [[no_unique_address]] std::conditional_t<config.fp8(), BlockScales[config.stages], Nothing<4>>
       scales;  // each with its K
+  [[no_unique_address]] std::conditional_t<config.fp8(), QRecord[config.q_buffers], Nothing<5>>
+      q_record;  // each with its Q
   hopper::Mbarrier q_full[config.q_buffers], q_empty[config.q_buffers];
   hopper::Mbarrier k_full[config.stages], k_empty[config.stages];
   hopper::Mbarrier v_full[config.stages], v_empty[config.stages];
@@ -74,9 +98,12 @@ struct Shared {
       all("vt", vt);
       all("vt_full", vt_state.full);
       all("vt_empty", vt_state.empty);
-      all("v_last", vt_state.last);
+      all("v_turn", vt_state.turn);
     }
-    if constexpr (config.fp8()) all("scales", scales);
+    if constexpr (config.fp8()) {
+      all("scales", scales);
+      all("q_record", q_record);
+    }
     all("q_full", q_full);
     all("q_empty", q_empty);
     all("k_full", k_full);
@@ -94,18 +121,17 @@ struct Shared {
   /// By one thread, before the roles split.
   HOPPER_FUNCTION void init_barriers() {
     for (int i = 0; i < config.q_buffers; ++i) {
-      q_full[i].init(1);
+      q_full[i].init(full_arrivals);
       q_empty[i].init(consumer_warps);
     }
     for (int i = 0; i < config.stages; ++i) {
-      k_full[i].init(1);
+      k_full[i].init(full_arrivals);
       v_full[i].init(1);
       k_empty[i].init(config.cluster * consumer_warps);
       v_empty[i].init(config.cluster * (config.transposes_v() ? transposer_warps : consumer_warps));
       if constexpr (config.transposes_v()) {
         vt_state.full[i].init(transposer_warps);
         vt_state.empty[i].init(consumer_warps);
-        vt_state.last[i] = 0;
       }
     }
     if constexpr (config.cluster > 1) handover.init_barriers();
@@ -132,6 +158,11 @@ struct Shared {
     } else {
       return {v[stage], v_full[stage], v_empty[stage]};
     }
+  }
+
+  HOPPER_FUNCTION OOfWarpgroup& o_in_v_ring(int stage) {
+    static_assert(sizeof(OOfWarpgroup) <= sizeof(VtTile));
+    return reinterpret_cast<OOfWarpgroup&>(v_operand(stage).tile);
   }
 
   HOPPER_FUNCTION static hopper::NamedBarrier turn(int warpgroup) {

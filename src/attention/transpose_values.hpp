@@ -15,8 +15,10 @@ inline namespace HOPPER_BACKEND {
 template <int keys_, int features_, int warps>
 class TileTransposer {
  public:
-  using V = hopper::SharedTile<keys_, features_ / 2>;   // pairs of features
-  using Vt = hopper::SharedTile<features_, keys_ / 2>;  // pairs of keys
+  using V = hopper::SharedTile<keys_, features_ / 2>;  // pairs of features
+  // Pairs of keys. It may be padded to more rows, which do not matter: it has one panel.
+  using Vt = hopper::SharedTile<hopper::stored_columns(features_), keys_ / 2>;
+  static_assert(Vt::panels == 1);
 
   HOPPER_FUNCTION explicit TileTransposer(int warp)
       : warp_(warp),

@@ -62,7 +62,7 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
   args.k = tensor_map("K", plan.k.tensor, element, config.tile_kv / config.cluster, encode);
   args.v = tensor_map("V", plan.v.tensor, element,
                       config.v_is_transposed ? config.d_v : config.tile_kv / config.cluster, encode);
-  args.o = tensor_map("O", plan.o.tensor, element, 16, encode);
+  args.o = tensor_map("O", plan.o.tensor, element, config.output == attention::Output::in_v_ring ? 64 : 16, encode);
   args.q_scale = kernel_scales(problem.q_scale, problem.group());
   args.k_scale = kernel_scales(problem.k_scale, 1);
   args.v_scale = kernel_scales(problem.v_scale, 1);

@@ -29,10 +29,9 @@ inline constexpr int always = 0;
 
 /// What all e4m3 rows have in common. Edges, pipeline and maximum say what forward_fp8.hpp does, which has no other
 /// way.
-constexpr ForwardConfig fp8(int d, int d_v, int tile_q, int stages, int q_buffers, int pv_columns,
+constexpr ForwardConfig fp8(int d, int d_v, int tile_q, int stages, int q_buffers, Output output, int pv_columns,
                             bool v_is_transposed = false) {
-  ForwardConfig config{Element::e4m3, d,           d_v, tile_q, 128, stages, q_buffers, Output::by_registers,
-                       Edges::branch, Turns::gemm, 1};
+  ForwardConfig config{Element::e4m3, d, d_v, tile_q, 128, stages, q_buffers, output, Edges::branch, Turns::gemm, 1};
   config.pipeline = Pipeline::none;
   config.maximum = Maximum::before;
   config.pv_columns = pv_columns;
@@ -64,15 +63,15 @@ inline constexpr ForwardRow forward_rows[] = {
     {"bf16_d192",           {Element::bf16, 192, 192, 128,   112,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256",           {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256_cluster",   {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
-    //                      fp8(d,   d_v, tile_q stages q_buffers pv_columns v_is_transposed)
-    {"e4m3_d64",            {fp8(64,  64,  192,   3,     2,        64)},              always, always},
-    {"e4m3_d96",            {fp8(96,  96,  192,   3,     2,        32)},              always, always},
-    {"e4m3_d128",           {fp8(128, 128, 192,   3,     2,        64)},              always, always},
-    {"e4m3_d192",           {fp8(192, 192, 128,   2,     1,        64)},              always, always},
-    {"e4m3_d256",           {fp8(256, 256, 128,   2,     1,        64)},              always, always},
-    {"e4m3_d64_vt",         {fp8(64,  64,  192,   4,     2,        64, true)},        16384,  16384},
-    {"e4m3_d128_vt",        {fp8(128, 128, 192,   4,     2,        64, true)},        16384,  16384},
-    {"e4m3_d256_vt",        {fp8(256, 256, 128,   3,     1,        64, true)},        4096,   16384},
+    //                      fp8(d,   d_v, tile_q stages q_buffers output                pv_columns v_is_transposed)
+    {"e4m3_d64",            {fp8(64,  64,  192,   3,     2,        Output::by_registers, 64)},              always, always},
+    {"e4m3_d96",            {fp8(96,  96,  192,   3,     2,        Output::in_v_ring,    32)},              always, always},
+    {"e4m3_d128",           {fp8(128, 128, 192,   3,     2,        Output::in_v_ring,    64)},              always, always},
+    {"e4m3_d192",           {fp8(192, 192, 128,   2,     1,        Output::in_v_ring,    64)},              always, always},
+    {"e4m3_d256",           {fp8(256, 256, 128,   2,     1,        Output::in_v_ring,    64)},              always, always},
+    {"e4m3_d64_vt",         {fp8(64,  64,  192,   4,     2,        Output::by_registers, 64, true)},        16384,  16384},
+    {"e4m3_d128_vt",        {fp8(128, 128, 192,   4,     2,        Output::in_v_ring,    64, true)},        16384,  16384},
+    {"e4m3_d256_vt",        {fp8(256, 256, 128,   3,     1,        Output::in_v_ring,    64, true)},        4096,   16384},
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));
@@ -120,11 +119,10 @@ constexpr int select_forward_row(fa3_dtype dtype, std::int64_t d, std::int64_t d
 /// Bytes of the tiles in shared memory; barriers add less than a kilobyte (checked in simulate/row.hpp).
 constexpr int shared_tile_bytes(const ForwardConfig& c) {
   const int d = hopper::stored_columns(c.stored_d()), d_v = hopper::stored_columns(c.stored_d_v());
+  const int vt = hopper::stored_columns(c.d_v) * hopper::stored_columns(c.tile_kv / 2);
   return 2 * (c.q_buffers * c.tile_q * d +
-              c.stages * (c.tile_kv * d +
-                          (c.v_is_transposed ? c.d_v * hopper::stored_columns(c.tile_kv / 2) : c.tile_kv * d_v)) +
-              (c.output == Output::own_buffer ? c.tile_q * d_v : 0) +
-              (c.transposes_v() ? c.stages * c.d_v * hopper::stored_columns(c.tile_kv / 2) : 0));
+              c.stages * (c.tile_kv * d + (c.v_is_transposed ? vt : c.tile_kv * d_v) + (c.transposes_v() ? vt : 0)) +
+              (c.output == Output::own_buffer ? c.tile_q * d_v : 0));
 }
 
 }  // namespace fa3::kernels

@@ -25,12 +25,13 @@ struct TransposedProduct {
   };
   HOPPER_FUNCTION static void load(Shared& shared, const Arguments& args) {
     attention::Cursor<config.stages> at;
-    for (int block = 0; block < transposed_blocks; ++block, ++at) {
+    for (int block = 0; block <= transposed_blocks; ++block, ++at) {
+      const bool end = block == transposed_blocks;
       shared.v_empty[at.stage].wait(at.phase ^ 1);
-      shared.v_full[at.stage].arrive_expect_bytes(sizeof(shared.v[0]));
-      hopper::load_tile(shared.v[at.stage], args.v, {0, keys * block, 0, 0}, shared.v_full[at.stage]);
+      hopper::store_shared(shared.vt_state.turn[at.stage], end ? attention::VTurn::end : attention::VTurn::block);
+      shared.v_full[at.stage].arrive_expect_bytes(end ? 0 : sizeof(shared.v[0]));
+      if (!end) hopper::load_tile(shared.v[at.stage], args.v, {0, keys * block, 0, 0}, shared.v_full[at.stage]);
     }
-    attention::end_transposers(shared, at);
   }
   HOPPER_FUNCTION static void multiply(Shared& shared, const Arguments& args) {
     hopper::OperandA<keys / 2> p;

@@ -100,7 +100,8 @@ class Counters : public testing::TestWithParam<int> {
       const std::uint64_t pieces = tile_kv / 64 * (d_v / 16);
       for (std::uint64_t warp = 0; warp < 3; ++warp) read += 2 * ((pieces - warp + 5) / 6);
       const std::uint64_t transposed = config.transposes_v() ? loaded : 0;
-      EXPECT_EQ(counters.tma_store_bytes, 0u);
+      const std::uint64_t staged = config.output == attention::Output::in_v_ring ? tiles : 0;
+      EXPECT_EQ(counters.tma_store_bytes, staged * 2 * tile_q * hopper::stored_columns(config.d_v));
       EXPECT_EQ(counters.ldmatrix_bytes, transposed * read * 64 * 16);
       EXPECT_EQ(counters.stmatrix_bytes, transposed * tile_kv * d_v);
       EXPECT_EQ(counters.wgmma_a_bytes, computed * 64 * d);
@@ -109,10 +110,13 @@ class Counters : public testing::TestWithParam<int> {
                 computed * (d / 32 + d_v / std::uint64_t(config.pv_columns) * tile_kv / 32));
       // Every row gets its m once. Four threads hold it.
       EXPECT_EQ(counters.exp2, computed * 64 * tile_kv + heads * head.attending * 64 * 4);
-      // A block's two scales, and of every block and the end of them whether it is the end.
-      const std::uint64_t ends = config.transposes_v() ? std::uint64_t(run.ctas) : 0;
-      EXPECT_EQ(counters.ordinary_bytes,
-                records + loaded * 8 + computed * 128 * 8 + ends * 4 + (transposed + ends) * 96 * 4);
+      // A block's two scales; of every block and the end of them what it is for the 96 transposers; of a tile which
+      // blocks its rows need and the scales of its Q, the latter read where there are blocks; O, where it is staged.
+      const std::uint64_t turns = config.transposes_v() ? loaded + std::uint64_t(run.ctas) : 0;
+      const std::uint64_t walk = sizeof(attention::BlockWalk), warpgroups = threads / 128;
+      EXPECT_EQ(counters.ordinary_bytes, records + loaded * 8 + computed * 128 * 8 + turns * (1 + 96) * 4 +
+                                             tiles * (walk + warpgroups * (walk + 4) + threads * 2 * walk) +
+                                             heads * head.attending * 128 * 4 + staged * tile_q * d_v * 2);
       return;
     }
     const std::uint64_t staged = config.output == attention::Output::by_registers ? 0 : tiles;
