@@ -90,7 +90,7 @@ struct ForwardConfig {
 
   constexpr bool valid() const {
     if (fp8() != (pv_columns > 0) || ((v_is_transposed || output == Output::in_v_ring) && !fp8())) return false;
-    if (v_is_transposed && d_v % 64 != 0) return false;  // a buffer of the ring has no other rows than V^T
+    if (v_is_transposed && d_v % 64 != 0) return false;  // TMA's box has d_v rows, the buffer d_v rounded up to 64
     // V is transposed 64 keys and 16 features at a time; a block has one scale, and its keys are one panel of V^T.
     if (fp8() &&
         (d % 32 != 0 || d_v % 32 != 0 || tile_kv != 128 || pv_columns % 16 != 0 || d_v % pv_columns != 0 ||

@@ -1,5 +1,5 @@
-// The forward pass of e4m3 (paper, section 3.3). Producer, schedule and marks in brackets are those of forward.hpp;
-// this is what differs:
+// The forward pass of e4m3 (paper, section 3.3). Schedule and marks in brackets are those of forward.hpp; this is what
+// differs:
 //
 // - The tensor core takes e4m3 operands only if they are contiguous along the depth, for P V along the keys. So three
 //   warps beside the producer write V^T to shared memory, from which consumers take it; or it comes as V^T already
@@ -10,6 +10,8 @@
 // - The tensor core adds e4m3 products with few bits. A block's P V begins at 0, and is added to O in f32 with the
 //   block's scale of V: two levels of sums, and scales of blocks at no cost. Those of Q and K are one factor of the
 //   block's exponents.
+// - There is no shared memory for O. It is staged in the ring of V^T, where each warpgroup has a turn after a tile's
+//   blocks, or stored from registers (Output; output_fp8.hpp).
 //
 // Inside a warpgroup, one step j -> j+1. P V comes in parts of pv_columns, each added under the next one, and the last
 // one under S where there are registers for both. Warpgroups take turns for products, as in forward.hpp; a softmax runs
@@ -45,54 +47,62 @@ class Fp8Producer {
       // [1] Take the next item.
       const Tile tile = args_.order.item(queue.item());
       const BlockWalk walk = walk_item<config>(args_, tile);
-      if (!walk.empty()) load_k(tile, walk.end - 1);
-      load_q(tile, walk);  // [2]
+      // [2] Load Q, beside the first K.
+      if (!walk.empty()) ask_for_k(tile, walk.end - 1);
+      ask_for_q(tile);
+      if (!walk.empty()) describe_k(tile, walk.end - 1);
+      describe_q(tile);
       queue.ask();
       turns_for_o();
-      // [3] Load the other blocks through the rings.
+      // [3] Load V of all blocks and K of the others through the rings.
       for (int block = walk.end - 1; block >= walk.begin; --block) {
         load_v(tile, block, block == walk.begin ? VTurn::last_block : VTurn::block);
         if (block > walk.begin) load_k(tile, block - 1);
       }
-      if (walk.empty()) turn_without_block(VTurn::no_block);
+      if constexpr (config.transposes_v() && config.output == Output::in_v_ring) {
+        if (walk.empty()) turn_without_block(VTurn::no_block);
+      }
       o_comes_ = true;
-      queue.receive();
     }
     shared_.q_empty[q_.stage].wait(q_.phase ^ 1);
     hopper::store_shared(shared_.tile[q_.stage], Tile{-1, 0, 0});
     shared_.q_full[q_.stage].arrive();
     shared_.q_full[q_.stage].arrive();
     turns_for_o();
-    turn_without_block(VTurn::end);
+    if constexpr (config.transposes_v()) turn_without_block(VTurn::end);
   }
 
  private:
-  /// With all that consumers need to know of the tile: there they would have nothing else to do meanwhile.
-  HOPPER_FUNCTION void load_q(const Tile& tile, const BlockWalk& walk) {
+  HOPPER_FUNCTION void ask_for_q(const Tile& tile) {
     shared_.q_empty[q_.stage].wait(q_.phase ^ 1);
     shared_.q_full[q_.stage].arrive_expect_bytes(Shared<config>::QTile::bytes);
     hopper::load_tile(shared_.q[q_.stage], args_.q, {0, tile.first_row, tile.head, tile.batch},
                       shared_.q_full[q_.stage]);
-    auto& record = shared_.q_record[q_.stage];
+  }
+  /// The tile's record and the scales of its rows, which consumers would have to wait for.
+  HOPPER_FUNCTION void describe_q(const Tile& tile) {
     hopper::store_shared(shared_.tile[q_.stage], tile);
-    hopper::store_shared(record.item, walk);
     HOPPER_UNROLL
     for (int w = 0; w < config.consumer_warpgroups(); ++w) {
       // Of rows that exist: there is no scale behind the last. A block of keys has as many rows as a scale.
       const int row = minimum(tile.first_row + 64 * w, args_.mask.seqlen_q - 1);
-      hopper::store_shared(record.scale[w], args_.q_scale.of(tile.batch, tile.head, row / config.tile_kv));
-      hopper::store_shared(record.rows[w], BlockWalk::of(args_.mask, tile.first_row + 64 * w, 64, config.tile_kv,
-                                                         args_.scale.sign != 1.0f));
+      hopper::store_shared(shared_.q_scales[q_.stage].of[w],
+                           args_.q_scale.of(tile.batch, tile.head, row / config.tile_kv));
     }
     shared_.q_full[q_.stage].arrive();
   }
-  /// With the block's scales.
   HOPPER_FUNCTION void load_k(const Tile& tile, int block) {
-    const int kv_head = tile.head / args_.group;
+    ask_for_k(tile, block);
+    describe_k(tile, block);
+  }
+  HOPPER_FUNCTION void ask_for_k(const Tile& tile, int block) {
     shared_.k_empty[k_.stage].wait(k_.phase ^ 1);
     shared_.k_full[k_.stage].arrive_expect_bytes(Shared<config>::KTile::bytes);
-    hopper::load_tile(shared_.k[k_.stage], args_.k, {0, block * config.tile_kv, kv_head, tile.batch},
+    hopper::load_tile(shared_.k[k_.stage], args_.k, {0, block * config.tile_kv, tile.head / args_.group, tile.batch},
                       shared_.k_full[k_.stage]);
+  }
+  HOPPER_FUNCTION void describe_k(const Tile& tile, int block) {
+    const int kv_head = tile.head / args_.group;
     const typename Shared<config>::BlockScales scales{args_.k_scale.of(tile.batch, kv_head, block),
                                                       args_.v_scale.of(tile.batch, kv_head, block)};
     hopper::store_shared(shared_.scales[k_.stage], scales);
@@ -114,21 +124,15 @@ class Fp8Producer {
     if constexpr (config.transposes_v()) hopper::store_shared(shared_.vt_state.turn[v_.stage], turn);
   }
   HOPPER_FUNCTION void turn_without_block(VTurn turn) {
-    if constexpr (config.transposes_v()) {
-      begin_turn(turn);
-      shared_.v_full[v_.stage].arrive();
-      ++v_;
-    }
+    begin_turn(turn);
+    shared_.v_full[v_.stage].arrive();
+    ++v_;
   }
-  /// The turns for O of the tile before, where the ring of V^T is filled from here. Only now: the first K and Q of a
-  /// tile need not wait for the last products of the other.
+  /// The turns for O of the tile before, where the ring of V^T is filled from here. Behind the first K and Q of this
+  /// one, which must not wait for them: consumers end such a turn when they have issued the next tile's first S.
   HOPPER_FUNCTION void turns_for_o() {
     if constexpr (config.v_is_transposed && config.output == Output::in_v_ring) {
-      for (int w = 0; o_comes_ && w < config.consumer_warpgroups(); ++w) {
-        shared_.v_empty[v_.stage].wait(v_.phase ^ 1);
-        shared_.v_full[v_.stage].arrive();
-        ++v_;
-      }
+      for (int w = 0; o_comes_ && w < config.consumer_warpgroups(); ++w) turn_without_block(VTurn::no_block);
     }
   }
 
@@ -363,8 +367,9 @@ class Fp8Consumer {
   }
 
   HOPPER_FUNCTION void attend(const Tile& tile) {
-    const auto& record = shared_.q_record[q_.stage];
-    const BlockWalk item = hopper::load_shared(record.item), mine = hopper::load_shared(record.rows[warpgroup_]);
+    const BlockWalk item = walk_item<config>(args_, tile);
+    const BlockWalk mine =
+        BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv, args_.scale.sign != 1.0f);
     Fp8Softmax softmax;
     O o{};
     int block = item.end - 1;
@@ -373,7 +378,7 @@ class Fp8Consumer {
     if (!mine.empty()) {
       S s;
       P p;
-      const float q_scale = args_.scale.scale_log2 * hopper::load_shared(record.scale[warpgroup_]);
+      const float q_scale = args_.scale.scale_log2 * hopper::load_shared(shared_.q_scales[q_.stage].of[warpgroup_]);
       // [4] [6] S of the block.
       BlockScales scales;
       const auto issue = [&] {
@@ -433,7 +438,7 @@ class Fp8Consumer {
         const int row = tile.first_row + my_row() + 8 * r;
         std::uint16_t* const to =
             args_.o_data + tile.batch * args_.o_stride[0] + tile.head * args_.o_stride[1] + row * args_.o_stride[2];
-        store_fp8_row<o_element>(to, o, r, row < args_.mask.seqlen_q, args_.o_columns);
+        store_o_row<o_element>(to, o, r, row < args_.mask.seqlen_q, args_.o_columns);
       }
     }
   }
@@ -446,16 +451,17 @@ class Fp8Consumer {
       if (w == warpgroup_) mine = v_;
     shared_.v_operand(mine.stage).full.wait(mine.phase);
     auto& staged = shared_.o_in_v_ring(mine.stage);
-    stage_fp8<o_element>(staged, o, my_row() % 64);
+    stage_o<o_element>(staged, o, my_row() % 64);
     hopper::fence_async_shared();
     Shared<config>::rows(warpgroup_).sync();
     if (is_leader()) {
-      hopper::store_rows(args_.o, {0, tile.first_row + warp_row_, tile.head, tile.batch}, staged, 0);
+      hopper::store_rows(args_.o, {0, tile.first_row + 64 * warpgroup_, tile.head, tile.batch}, staged, 0);
       hopper::store_commit();
     }
     o_stage_ = mine.stage;
   }
-  /// Ends the turn for O. Later, so that TMA has read it meanwhile; before this warpgroup waits for a V^T after it.
+  /// Ends the turn for O. Not before the next tile's first S is issued, so that TMA has read it meanwhile, but before
+  /// this warpgroup waits for a V^T of that tile, which comes after.
   HOPPER_FUNCTION void release_o() {
     if (o_stage_ < 0) return;
     if (is_leader()) {

@@ -10,31 +10,39 @@
 namespace fa3::attention {
 inline namespace HOPPER_BACKEND {
 
-/// This thread's four features of group `group` of 16, row r, in 16 bits.
+/// Four neighbouring features of O in 16 bits.
 struct alignas(8) FourOfO {
   std::uint32_t pair[2];
 };
+
+/// This thread's of group `group` of 16, row r.
 template <hopper::Element element, int columns>
 HOPPER_FUNCTION FourOfO four_of(const hopper::Accumulator<columns>& o, int group, int r) {
   const float* const x = o.value + 8 * group + 2 * r;
   return {{hopper::pack2<element>(x[0], x[4]), hopper::pack2<element>(x[1], x[5])}};
 }
 
-/// The warpgroup's 64 rows to a tile from which TMA stores them; `row`: this thread's row r = 0 of the 64. Odd rows go
-/// through the groups of a panel in another order, without which rows 2 i and 2 i + 1 would share their banks.
+/// Which group of a panel of four a row stages as its i-th: odd rows in another order, without which rows 2 i and 2 i +
+/// 1 would share their banks. (Half a panel has no other order.)
+constexpr int staged_group(int i, int row) { return i ^ (2 * (row % 2)); }
+/// Where thread t of a quad has its four features of a group of the first panel, bytes from the tile's begin.
+template <class Tile>
+constexpr int staged_offset(int row, int t, int group) {
+  return Tile::chunk_offset(row, 2 * group + t / 2) + 8 * (t % 2);
+}
+
+/// The warpgroup's 64 rows to a tile from which TMA stores them; `row`: this thread's row r = 0 of the 64.
 template <hopper::Element element, int columns>
-HOPPER_FUNCTION void stage_fp8(hopper::SharedTile<64, columns>& staged, const hopper::Accumulator<columns>& o,
-                               int row) {
+HOPPER_FUNCTION void stage_o(hopper::SharedTile<64, columns>& staged, const hopper::Accumulator<columns>& o, int row) {
   using Tile = hopper::SharedTile<64, columns>;
   constexpr int groups = Tile::panel_columns / 16;
   // Addresses are computed here: they would else be kept from tile to tile.
   row = hopper::recompute(row);
   const auto odd = std::uint32_t(hopper::recompute(-(row % 2)));  // all bits, or none
   const int t = hopper::lane() % 4;
-  const auto offset = [&](int group) { return Tile::chunk_offset(row, 2 * group + t / 2) + 8 * (t % 2); };
   int offset_of[groups];
   HOPPER_UNROLL
-  for (int i = 0; i < groups; ++i) offset_of[i] = offset(i ^ (2 * (row % 2)));
+  for (int i = 0; i < groups; ++i) offset_of[i] = staged_offset<Tile>(row, t, staged_group(i, row));
   HOPPER_UNROLL
   for (int first = 0; first < columns / 16; first += groups) {
     const bool whole = first + groups <= columns / 16;
@@ -43,13 +51,13 @@ HOPPER_FUNCTION void stage_fp8(hopper::SharedTile<64, columns>& staged, const ho
       HOPPER_UNROLL
       for (int r = 0; r < 2; ++r) {
         const FourOfO even_rows = four_of<element>(o, first + i, r);
-        const FourOfO odd_rows = four_of<element>(o, first + (whole ? i ^ 2 : i), r);
+        const FourOfO odd_rows = four_of<element>(o, first + (whole ? staged_group(i, 1) : i), r);
         FourOfO four;
         HOPPER_UNROLL
         for (int e = 0; e < 2; ++e)
-          four.pair[e] = (even_rows.pair[e] & ~odd) | (odd_rows.pair[e] & odd);  // one instruction, other than ?:
-        const int at =
-            (whole ? offset_of[i] : offset(i)) + first / groups * Tile::panel_bytes + 8 * r * Tile::row_bytes;
+          four.pair[e] = (even_rows.pair[e] & ~odd) | (odd_rows.pair[e] & odd);  // one LOP3; ?: becomes two moves
+        const int at = (whole ? offset_of[i] : staged_offset<Tile>(row, t, i)) + first / groups * Tile::panel_bytes +
+                       8 * r * Tile::row_bytes;
         hopper::store_shared(*reinterpret_cast<FourOfO*>(reinterpret_cast<unsigned char*>(&staged) + at), four);
       }
     }
@@ -60,8 +68,8 @@ HOPPER_FUNCTION void stage_fp8(hopper::SharedTile<64, columns>& staged, const ho
 /// and 2 i + 1 exchange halves of two groups, so that each has eight neighbours and a quad stores 64 bytes: what a
 /// store takes counts by rows (docs/lab_book.md, 46).
 template <hopper::Element element, int columns>
-HOPPER_FUNCTION void store_fp8_row(std::uint16_t* to, const hopper::Accumulator<columns>& o, int r, bool exists,
-                                   int o_columns) {
+HOPPER_FUNCTION void store_o_row(std::uint16_t* to, const hopper::Accumulator<columns>& o, int r, bool exists,
+                                 int o_columns) {
   struct alignas(16) Eight {
     FourOfO four[2];
   };

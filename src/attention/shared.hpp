@@ -24,22 +24,22 @@ enum class VTurn : int {
 /// barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh barrier grants.
 ///
 ///   barrier     arrivals per phase          waiter      meaning
-///   q_full      1 + bytes (producer)        consumers   the tile's Q and its Tile record have landed; of e4m3 2 +
-///   bytes q_empty     1 per consumer warp         producer    Q, its Tile record and an O staged over it may be
-///   overwritten k_full      1 + bytes (producer)        consumers   K block of this stage has landed; v_full likewise;
-///   k_full of e4m3
-///                                                       2 + bytes: scales come after what TMA loads has been asked for
+///   q_full      1 + bytes (producer)        consumers   the tile's Q and its Tile record have landed
+///   q_empty     1 per consumer warp         producer    Q, its Tile record and an O staged over it may be overwritten
+///   k_full      1 + bytes (producer)        consumers   K block of this stage has landed; v_full likewise
 ///   k_empty     1 per consumer warp of      producer    this stage's K block may be overwritten, in every CTA of the
 ///               every CTA of the cluster                cluster; v_empty likewise
 ///   vt_full     1 per transposer warp       consumers   rows that transpose V: this stage's V^T has been written
 ///   vt_empty    1 per consumer warp         transposers it may be overwritten; in these rows v_full's waiters, and
 ///                                                       those that arrive on v_empty, are the transposer warps
-///   Output::in_v_ring: after a tile's blocks each warpgroup has a turn of the ring of V^T for its O. Then "full" says
-///   that nobody reads the buffer any more, and a thread of the warpgroup makes all arrivals on "empty".
 ///   turn[w]     named, two warpgroups       warpgroup w it is w's turn (config.turns says for what)
-///   rows[w]     named, warpgroup w          warpgroup w all of w is done with Q (only where O is staged over it), or
-///   has
-///                                                       staged its O (only where that is in the ring of V^T)
+///   rows[w]     named, warpgroup w          warpgroup w all of w is done with Q, where O is staged over it; has staged
+///                                                       its O, where that is in the ring of V^T
+///
+/// e4m3: q_full and k_full have one more arrival, of the producer when it has written scales and record; TMA has been
+/// asked before. A turn of v_full that brings the transposers no block has no bytes.
+/// Output::in_v_ring: after a tile's blocks each warpgroup has a turn of the ring of V^T for its O. "Full" then says
+/// that nobody reads the buffer any more, and one thread of the warpgroup makes all arrivals on "empty".
 template <ForwardConfig config>
 struct Shared {
   static constexpr int full_arrivals = config.fp8() ? 2 : 1;  // of q_full and k_full
@@ -60,10 +60,8 @@ struct Shared {
   struct alignas(8) BlockScales {
     float k, v;
   };
-  struct alignas(16) QRecord {
-    BlockWalk item;                                // the blocks that come
-    BlockWalk rows[config.consumer_warpgroups()];  // those that the rows of each warpgroup need
-    float scale[config.consumer_warpgroups()];     // of these rows of Q
+  struct QScales {
+    float of[config.consumer_warpgroups()];  // the rows of each
   };
   template <int>
   struct Nothing {};  // one type for each member: two empty members of one type may not share an address
@@ -76,8 +74,8 @@ struct Shared {
   [[no_unique_address]] std::conditional_t<config.transposes_v(), TransposedState, Nothing<3>> vt_state;
   [[no_unique_address]] std::conditional_t<config.fp8(), BlockScales[config.stages], Nothing<4>>
       scales;  // each with its K
-  [[no_unique_address]] std::conditional_t<config.fp8(), QRecord[config.q_buffers], Nothing<5>>
-      q_record;  // each with its Q
+  [[no_unique_address]] std::conditional_t<config.fp8(), QScales[config.q_buffers], Nothing<5>>
+      q_scales;  // each with its Q
   hopper::Mbarrier q_full[config.q_buffers], q_empty[config.q_buffers];
   hopper::Mbarrier k_full[config.stages], k_empty[config.stages];
   hopper::Mbarrier v_full[config.stages], v_empty[config.stages];
@@ -102,7 +100,7 @@ struct Shared {
     }
     if constexpr (config.fp8()) {
       all("scales", scales);
-      all("q_record", q_record);
+      all("q_scales", q_scales);
     }
     all("q_full", q_full);
     all("q_empty", q_empty);
@@ -161,7 +159,7 @@ struct Shared {
   }
 
   HOPPER_FUNCTION OOfWarpgroup& o_in_v_ring(int stage) {
-    static_assert(sizeof(OOfWarpgroup) <= sizeof(VtTile));
+    static_assert(sizeof(OOfWarpgroup) == sizeof(VtTile));
     return reinterpret_cast<OOfWarpgroup&>(v_operand(stage).tile);
   }
 

@@ -71,7 +71,7 @@ inline constexpr ForwardRow forward_rows[] = {
     {"e4m3_d256",           {fp8(256, 256, 128,   2,     1,        Output::in_v_ring,    64)},              always, always},
     {"e4m3_d64_vt",         {fp8(64,  64,  192,   4,     2,        Output::by_registers, 64, true)},        16384,  16384},
     {"e4m3_d128_vt",        {fp8(128, 128, 192,   4,     2,        Output::in_v_ring,    64, true)},        16384,  16384},
-    {"e4m3_d256_vt",        {fp8(256, 256, 128,   3,     1,        Output::in_v_ring,    64, true)},        4096,   16384},
+    {"e4m3_d256_vt",        {fp8(256, 256, 128,   3,     1,        Output::in_v_ring,    64, true)},        4096,   8192},
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));

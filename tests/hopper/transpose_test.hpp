@@ -1,6 +1,8 @@
 // V^T as the e4m3 rows make it, read by the products that need it: O = P V of the blocks of a ring.
 #pragma once
 
+#include <set>
+
 #include "attention/forward_fp8.hpp"
 #include "kernels/configs.hpp"
 #include "wgmma_test.hpp"
@@ -64,6 +66,22 @@ struct TransposedProduct {
     }
   }
 };
+
+/// A store of 8 bytes a lane goes half a warp at a time, which is free of conflicts if it covers all 32 banks.
+TEST(StagedO, HalfAWarpCoversAllBanks) {
+  using Tile = hopper::SharedTile<64, 128>;
+  for (int half = 0; half < 2; ++half)
+    for (int i = 0; i < 4; ++i) {
+      std::set<int> banks;
+      for (int lane = 16 * half; lane < 16 * half + 16; ++lane) {
+        const int row = lane / 4;
+        const int offset = attention::staged_offset<Tile>(row, lane % 4, attention::staged_group(i, row));
+        EXPECT_EQ(offset % 8, 0);
+        for (int word = 0; word < 2; ++word) banks.insert(offset / 4 % 32 + word);
+      }
+      EXPECT_EQ(banks.size(), 32u) << "group " << i;
+    }
+}
 
 /// The feature that column `column` of O has: of 16 first the even ones.
 constexpr int feature(int column) { return column / 16 * 16 + column % 8 * 2 + column % 16 / 8; }

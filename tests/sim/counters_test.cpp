@@ -110,13 +110,12 @@ class Counters : public testing::TestWithParam<int> {
                 computed * (d / 32 + d_v / std::uint64_t(config.pv_columns) * tile_kv / 32));
       // Every row gets its m once. Four threads hold it.
       EXPECT_EQ(counters.exp2, computed * 64 * tile_kv + heads * head.attending * 64 * 4);
-      // A block's two scales; of every block and the end of them what it is for the 96 transposers; of a tile which
-      // blocks its rows need and the scales of its Q, the latter read where there are blocks; O, where it is staged.
+      // A block's two scales; of every block and the end of them what it is, for the 96 transposers (every tile has
+      // some); the scales of a tile's Q, read where its rows see keys; O, where it is staged.
       const std::uint64_t turns = config.transposes_v() ? loaded + std::uint64_t(run.ctas) : 0;
-      const std::uint64_t walk = sizeof(attention::BlockWalk), warpgroups = threads / 128;
       EXPECT_EQ(counters.ordinary_bytes, records + loaded * 8 + computed * 128 * 8 + turns * (1 + 96) * 4 +
-                                             tiles * (walk + warpgroups * (walk + 4) + threads * 2 * walk) +
-                                             heads * head.attending * 128 * 4 + staged * tile_q * d_v * 2);
+                                             tiles * threads / 128 * 4 + heads * head.attending * 128 * 4 +
+                                             staged * tile_q * d_v * 2);
       return;
     }
     const std::uint64_t staged = config.output == attention::Output::by_registers ? 0 : tiles;

@@ -144,7 +144,7 @@ const NamedCase cases[] = {
      }},
     {"unaligned_rows",
      [](const Row& row,
-        const char* name) {  // all four tensors go through the workspace; of e4m3 rows O is stored as is
+        const char* name) {  // all tensors go through the workspace, of e4m3 rows O only
        check::Case c = base(row, name, 40, row.config.tile_kv + 1, true);
        c.heads = c.kv_heads = 2;
        c.o.layout = check::Layout::padded;
