@@ -72,18 +72,21 @@ def head_height(entries: int, columns: int) -> float:
 
 
 def add_head(figure: Figure, result: dict, title: str, about: str, columns: int) -> None:
-    """Title, what was measured, and the legend, of which each panel has the same entries."""
+    """Title, what was measured, and the legend, whose entries are those of all panels."""
     height = figure.get_figheight()
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+    entries = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels()):
+            entries.setdefault(label, handle)
 
     def above(inches: float, text: str, **style: object) -> None:
         figure.text(0.5, 1 - inches / height, text, ha="center", va="top", **style)
 
     above(0.12, f"{title}, {result['device']}", fontsize=14)
     above(0.44, f"{about}; {result['date']}, sources {result['source_hash'][:12]}", fontsize=10, color="#444444")
-    figure.legend(handles, labels, loc="upper center", bbox_to_anchor=(0.5, 1 - 0.64 / height), ncols=columns,
+    figure.legend(entries.values(), entries, loc="upper center", bbox_to_anchor=(0.5, 1 - 0.64 / height), ncols=columns,
                   frameon=False, fontsize=10)  # fmt: skip
-    figure.tight_layout(rect=(0, 0, 1, 1 - head_height(len(labels), columns) / height), h_pad=1.5)
+    figure.tight_layout(rect=(0, 0, 1, 1 - head_height(len(entries), columns) / height), h_pad=1.5)
 
 
 def run(doc: str, pictures_of: Callable[[dict], Iterable[tuple[str, Figure]]]) -> int:

@@ -100,9 +100,10 @@ def table_title(table: dict) -> str:
 def draw_bars(axes: Axes, table: dict, keys: list[str]) -> None:
     rows = table["rows"]
     axes.set_title(table_title(table), fontsize=11)
+    keys = [key for key in keys if any(key in row for row in rows)]
     for key in keys:
         label, colour, below, digits = BARS[key]
-        places = [i + below for i, row in enumerate(rows) if key in row]
+        places = [i + (below if len(keys) > 1 else 0) for i, row in enumerate(rows) if key in row]
         values = [row[key] for row in rows if key in row]
         bars = axes.barh(places, values, height=0.38, color=colour, label=label)
         axes.bar_label(bars, [error_text(value, digits) for value in values], padding=3, fontsize=9)
