@@ -90,6 +90,8 @@ struct ForwardConfig {
 
   constexpr bool valid() const {
     if (fp8() != (pv_columns > 0) || ((v_is_transposed || output == Output::in_v_ring) && !fp8())) return false;
+    // A buffer of the ring with two turns for O would complete two phases between a warpgroup's looks at it.
+    if (output == Output::in_v_ring && stages < consumer_warpgroups()) return false;
     if (v_is_transposed && d_v % 64 != 0) return false;  // TMA's box has d_v rows, the buffer d_v rounded up to 64
     // V is transposed 64 keys and 16 features at a time; a block has one scale, and its keys are one panel of V^T.
     if (fp8() &&

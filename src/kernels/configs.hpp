@@ -67,6 +67,7 @@ inline constexpr ForwardRow forward_rows[] = {
     {"e4m3_d64",            {fp8(64,  64,  192,   3,     2,        Output::by_registers, 64)},              always, always},
     {"e4m3_d96",            {fp8(96,  96,  192,   3,     2,        Output::in_v_ring,    32)},              always, always},
     {"e4m3_d128",           {fp8(128, 128, 192,   3,     2,        Output::in_v_ring,    64)},              always, always},
+    {"e4m3_d192v128",       {fp8(192, 128, 192,   2,     1,        Output::by_registers, 64)},              always, always},
     {"e4m3_d192",           {fp8(192, 192, 128,   2,     1,        Output::in_v_ring,    64)},              always, always},
     {"e4m3_d256",           {fp8(256, 256, 128,   2,     1,        Output::in_v_ring,    64)},              always, always},
     {"e4m3_d64_vt",         {fp8(64,  64,  192,   4,     2,        Output::by_registers, 64, true)},        16384,  16384},

@@ -63,6 +63,30 @@ TEST(Table, EveryHeadDimOfE4m3HasARowForADMajorV) {
     }
 }
 
+TEST(Table, OInTheRingOfVNeedsAStageForEachWarpgroup) {
+  attention::ForwardConfig config = forward_rows[select_forward_row(FA3_E4M3, 128, 128)].config;
+  ASSERT_TRUE(config.output == attention::Output::in_v_ring && config.valid());
+  config.stages = 2;
+  EXPECT_FALSE(config.valid());
+  config.output = attention::Output::by_registers;
+  EXPECT_TRUE(config.valid());
+}
+
+TEST(Table, E4m3RowsAreTakenByLeastPadding) {
+  const auto name = [](std::int64_t d, std::int64_t d_v, std::int64_t seqlen = 512, bool causal = false) {
+    return std::string(forward_rows[select_forward_row(FA3_E4M3, d, d_v, seqlen, causal)].name);
+  };
+  EXPECT_EQ(name(64, 64), "e4m3_d64");
+  EXPECT_EQ(name(80, 80), "e4m3_d96");
+  EXPECT_EQ(name(192, 128), "e4m3_d192v128");
+  EXPECT_EQ(name(160, 16), "e4m3_d192v128");
+  EXPECT_EQ(name(128, 144), "e4m3_d192");
+  EXPECT_EQ(name(192, 208), "e4m3_d256");
+  EXPECT_EQ(name(192, 128, 1 << 17), "e4m3_d192v128");
+  EXPECT_EQ(name(256, 256, 8192, true), "e4m3_d256_vt");
+  EXPECT_EQ(name(256, 256, 4096, true), "e4m3_d256");
+}
+
 TEST(BackwardTable, NamesAreUniqueAndRegistersFit) {
   std::set<std::string> names;
   for (const BackwardRow& row : backward_rows) {
