@@ -110,19 +110,18 @@ class Plan(unittest.TestCase):
         self.assertIn("'gga' is not one of", self.refused("--set", "gga"))
         self.assertIn("does not divide", self.refused("--kv-heads", "3"))
 
-    def test_e4m3_has_the_grid_and_the_sets_it_has_kernels_for(self) -> None:
+    def test_e4m3_has_the_shapes_of_16_bits(self) -> None:
         cells = self.cells("--dtype", "e4m3")
         self.assertEqual(len(cells), 36)
         # q, k and v have one byte, o has two.
         self.assertEqual({cell.tensor_bytes() for cell in cells}, {5 * 16384 * 2048})
         self.assertEqual([cell.flops() for cell in cells], [cell.flops() for cell in self.cells("--dtype", "f16")])
-        self.assertEqual(len(self.cells("--dtype", "e4m3", "--set", "gqa,batch1")), 8 + 14)
+        self.assertEqual(len(self.cells("--dtype", "e4m3", "--set", "gqa,batch1,dims")), 8 + 14 + 24)
         self.assertEqual(cells[0].row()["dtype"], "e4m3")
 
     def test_what_e4m3_does_not_take_is_refused(self) -> None:
         self.assertIn("e4m3 is for --op forward", self.refused("--dtype", "e4m3", "--op", "backward"))
         self.assertIn("a run of its own", self.refused("--dtype", "f16,e4m3"))
-        self.assertIn("--set dims has d, d_v = 192, 128", self.refused("--dtype", "e4m3", "--set", "grid,dims"))
         self.assertIn("multiples of 16, not 24, 24", self.refused("--dtype", "e4m3", "--d", "24"))
         self.assertIn("multiples of 16, not 64, 40", self.refused("--dtype", "e4m3", "--d", "64", "--d-v", "40"))
 

@@ -61,6 +61,12 @@ class WithMatplotlib(PlotTest):
         file.write_text(result if isinstance(result, str) else json.dumps(result))
         return self.plot(file, PATH=self.path)
 
+    def plotted(self, file: pathlib.Path) -> dict:
+        """A result file, of which the command has drawn the pictures."""
+        outcome = self.plot(file, PATH=self.path)
+        self.assertEqual(outcome.returncode, 0, outcome.stderr)
+        return json.loads(file.read_text())
+
     def texts(self, name: str) -> "list[str]":
         root = ElementTree.parse(self.pictures / name).getroot()
         return ["".join(element.itertext()) for element in root.iter("{http://www.w3.org/2000/svg}text")]
@@ -80,9 +86,7 @@ class Plot(WithMatplotlib):
         self.assertGreaterEqual(len(files), 2)
         for file in files:
             with self.subTest(file.name):
-                result = json.loads(file.read_text())
-                outcome = self.plot(file, PATH=self.path)
-                self.assertEqual(outcome.returncode, 0, outcome.stderr)
+                result = self.plotted(file)
                 for dtype in {row["dtype"] for row in result["rows"]}:
                     texts = self.texts(f"forward_h200_{dtype}.svg")
                     e4m3 = dtype == "e4m3"
@@ -241,9 +245,7 @@ class AccuracyPlot(WithMatplotlib):
         self.assertGreaterEqual(len(files), 2)
         for file in files:
             with self.subTest(file.name):
-                result = json.loads(file.read_text())
-                outcome = self.plot(file, PATH=self.path)
-                self.assertEqual(outcome.returncode, 0, outcome.stderr)
+                result = self.plotted(file)
                 context = "context" in result
                 name = "accuracy_context_h200" if context else "accuracy_h200"
                 texts = self.texts(f"{name}.svg")
