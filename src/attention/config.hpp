@@ -47,6 +47,8 @@ enum class Loads : unsigned char {
   consumer   // a thread of the first consumer warpgroup, between its products
 };
 
+inline constexpr int max_consumer_warpgroups = 4;
+
 struct ForwardConfig {
   hopper::Element element;
   int d;          // features of Q and K, a multiple of 16
@@ -80,9 +82,11 @@ struct ForwardConfig {
   constexpr int producer_warpgroups() const { return loads == Loads::producer ? 1 : 0; }
   constexpr int threads() const { return 128 * (producer_warpgroups() + consumer_warpgroups()); }
   // Registers per thread after the hand-over; their sum over the warpgroups is what the launch allocates:
-  // 168 x 384 = 40 x 128 + 232 x 256, 128 x 512 = 32 x 128 + 160 x 384.
+  // 168 x 384 = 40 x 128 + 232 x 256, 128 x 512 = 32 x 128 + 160 x 384, 96 x 640 = 32 x 128 + 112 x 512.
   constexpr int producer_registers() const { return consumer_warpgroups() == 2 ? 40 : 32; }
-  constexpr int consumer_registers() const { return consumer_warpgroups() == 2 ? 232 : 160; }
+  constexpr int consumer_registers() const {
+    return consumer_warpgroups() == 2 ? 232 : consumer_warpgroups() == 3 ? 160 : 112;
+  }
   constexpr int registers() const {
     if (loads == Loads::consumer) return 0;  // none change hands
     return 128 * (producer_registers() + consumer_warpgroups() * consumer_registers());
@@ -99,9 +103,10 @@ struct ForwardConfig {
          (output != Output::in_v_ring && output != Output::by_registers) || edges != Edges::branch ||
          loads != Loads::producer || pipeline != Pipeline::none || maximum != Maximum::before || cluster != 1 || trace))
       return false;
-    return d % 16 == 0 && d_v % 16 == 0 && d_v <= 256 && d <= 256 && (tile_q == 128 || tile_q == 192) &&
-           tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 && q_buffers >= 1 &&
-           (output != Output::over_q || d_v <= d) && (cluster == 1 || cluster == 2) && tile_kv / cluster % 8 == 0 &&
+    return d % 16 == 0 && d_v % 16 == 0 && d_v <= 256 && d <= 256 && tile_q % 64 == 0 && consumer_warpgroups() >= 2 &&
+           consumer_warpgroups() <= max_consumer_warpgroups && tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 &&
+           q_buffers >= 1 && (output != Output::over_q || d_v <= d) && (cluster == 1 || cluster == 2) &&
+           tile_kv / cluster % 8 == 0 &&
            (loads == Loads::producer || (cluster == 1 && pipeline != Pipeline::three_stage)) &&
            (pipeline != Pipeline::three_stage ||
             (output != Output::over_q && edges == Edges::branch && maximum == Maximum::lagging));

@@ -166,7 +166,9 @@ struct Shared {
   HOPPER_FUNCTION static hopper::NamedBarrier turn(int warpgroup) {
     return {1 + warpgroup, 2 * hopper::warpgroup_threads};
   }
-  HOPPER_FUNCTION static hopper::NamedBarrier rows(int warpgroup) { return {4 + warpgroup, hopper::warpgroup_threads}; }
+  HOPPER_FUNCTION static hopper::NamedBarrier rows(int warpgroup) {
+    return {1 + max_consumer_warpgroups + warpgroup, hopper::warpgroup_threads};
+  }
 };
 
 }  // namespace HOPPER_BACKEND

@@ -2,6 +2,7 @@
 // info` read it. A new head dim is a new line. Plain C++.
 #pragma once
 
+#include <climits>
 #include <iterator>
 
 #include "attention/config.hpp"
@@ -25,13 +26,13 @@ struct ForwardRow {
   int full_from, causal_from;
 };
 
-inline constexpr int always = 0;
+inline constexpr int always = 0, never = INT_MAX;
 
 /// What all e4m3 rows have in common. Edges, pipeline and maximum say what forward_fp8.hpp does, which has no other
 /// way.
 constexpr ForwardConfig fp8(int d, int d_v, int tile_q, int stages, int q_buffers, Output output, int pv_columns,
-                            bool v_is_transposed = false) {
-  ForwardConfig config{Element::e4m3, d, d_v, tile_q, 128, stages, q_buffers, output, Edges::branch, Turns::gemm, 1};
+                            Turns turns, bool v_is_transposed = false) {
+  ForwardConfig config{Element::e4m3, d, d_v, tile_q, 128, stages, q_buffers, output, Edges::branch, turns, 1};
   config.pipeline = Pipeline::none;
   config.maximum = Maximum::before;
   config.pv_columns = pv_columns;
@@ -41,6 +42,8 @@ constexpr ForwardConfig fp8(int d, int d_v, int tile_q, int stages, int q_buffer
 
 // Why clusters only for long sequences: they halve the reads from L2, but two CTAs in step lose where tiles are short
 // (docs/lab_book.md, 17).
+// Why no turns for short sequences with a causal mask at d = 64: warpgroups that need fewer blocks than the others would
+// wait for turns that they do not use (docs/lab_book.md, 48).
 // Why V^T only for long sequences: the kernel that makes it takes 19 us for 16k tokens of hidden size 2048, and what it
 // saves is mostly power (docs/lab_book.md, 44).
 // Why 64 keys at d = 256: 80 would fit, but leave padding at common lengths (docs/lab_book.md, 22 and 23).
@@ -63,16 +66,17 @@ inline constexpr ForwardRow forward_rows[] = {
     {"bf16_d192",           {Element::bf16, 192, 192, 128,   112,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256",           {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256_cluster",   {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
-    //                      fp8(d,   d_v, tile_q stages q_buffers output                pv_columns v_is_transposed)
-    {"e4m3_d64",            {fp8(64,  64,  192,   3,     2,        Output::by_registers, 64)},              always, always},
-    {"e4m3_d96",            {fp8(96,  96,  192,   3,     2,        Output::in_v_ring,    32)},              always, always},
-    {"e4m3_d128",           {fp8(128, 128, 192,   3,     2,        Output::in_v_ring,    64)},              always, always},
-    {"e4m3_d192v128",       {fp8(192, 128, 192,   2,     1,        Output::by_registers, 64)},              always, always},
-    {"e4m3_d192",           {fp8(192, 192, 128,   2,     1,        Output::in_v_ring,    64)},              always, always},
-    {"e4m3_d256",           {fp8(256, 256, 128,   2,     1,        Output::in_v_ring,    64)},              always, always},
-    {"e4m3_d64_vt",         {fp8(64,  64,  192,   4,     2,        Output::by_registers, 64, true)},        16384,  16384},
-    {"e4m3_d128_vt",        {fp8(128, 128, 192,   4,     2,        Output::in_v_ring,    64, true)},        16384,  16384},
-    {"e4m3_d256_vt",        {fp8(256, 256, 128,   3,     1,        Output::in_v_ring,    64, true)},        4096,   8192},
+    //                      fp8(d,   d_v, tile_q stages q_buffers output                pv_columns turns                v_is_transposed)
+    {"e4m3_d64_short",      {fp8(64,  64,  256,   3,     2,        Output::by_registers, 64,        Turns::free_running)},      never,  always},
+    {"e4m3_d64",            {fp8(64,  64,  256,   3,     2,        Output::by_registers, 64,        Turns::gemm)},              always, 4096},
+    {"e4m3_d96",            {fp8(96,  96,  192,   3,     2,        Output::in_v_ring,    32,        Turns::gemm)},              always, always},
+    {"e4m3_d128",           {fp8(128, 128, 192,   3,     2,        Output::in_v_ring,    64,        Turns::gemm)},              always, always},
+    {"e4m3_d192v128",       {fp8(192, 128, 192,   2,     1,        Output::by_registers, 64,        Turns::gemm)},              always, always},
+    {"e4m3_d192",           {fp8(192, 192, 128,   2,     1,        Output::in_v_ring,    64,        Turns::gemm)},              always, always},
+    {"e4m3_d256",           {fp8(256, 256, 128,   2,     1,        Output::in_v_ring,    64,        Turns::gemm)},              always, always},
+    {"e4m3_d64_vt",         {fp8(64,  64,  256,   4,     2,        Output::by_registers, 64,        Turns::gemm,         true)}, 16384, 16384},
+    {"e4m3_d128_vt",        {fp8(128, 128, 192,   4,     2,        Output::in_v_ring,    64,        Turns::gemm,         true)}, 16384, 16384},
+    {"e4m3_d256_vt",        {fp8(256, 256, 128,   3,     1,        Output::in_v_ring,    64,        Turns::gemm,         true)}, 4096,  8192},
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));

@@ -14,11 +14,11 @@ Of every loop of a row that claims it (the claims come from the row's line in th
   no_maxima   no FMNMX off the rare path (rows of 16 bits);
   two_stages  S of the next block and P V of this one are issued before either is waited for, without an exponential in
               between, and the wait for S leaves P V in flight (Algorithm 2);
-  hand_over   ping-pong: BAR.SYNC takes the turn after the last exponential and before the first HGMMA, BAR.ARV passes
-              it right after the last HGMMA, before any barrier, wait and exponential (Turns::gemm);
+  hand_over   ping-pong: BAR.SYNC takes the turn after the last exponential and before the first product, BAR.ARV passes
+              it right after the last one, before any barrier, wait and exponential (Turns::gemm);
   under_pv    in the loop over whole blocks, exponentials stand before the wait that retires P V (Edges::own_loop);
-  alone       rows of e4m3, Algorithm 1 with the same hand-over: P V of this block and S of the next are issued in one
-              turn, a part of P V is awaited with the next part in flight and S before the exponentials;
+  alone       rows of e4m3, Algorithm 1: P V of this block is issued and then S of the next, a part of P V is awaited
+              with the next part in flight and S before the exponentials;
   s_under_pv  of those, rows with registers for it: S is issued before the last part of P V is awaited, else behind it.
 Where the exponentials stand behind that wait, they can only run under the other warpgroups' GEMMs, which is what the
 hand-over lets happen; that it does is measured, not proved here: `fa3 trace --device cuda`.
@@ -41,7 +41,7 @@ import audit_sass
 from audit_sass import Function, Instruction
 
 CLAIMS = ("no_spills", "no_maxima", "two_stages", "hand_over", "under_pv")
-ALONE, S_UNDER_PV = "alone", "s_under_pv"  # instead of the last four
+ALONE, S_UNDER_PV = "alone", "s_under_pv"  # instead of no_maxima, two_stages and under_pv
 MOST_FINDINGS = 6  # printed of one kind and loop: serialised code has one for every HGMMA
 ROW = re.compile(r'^ *\{"([a-z0-9_]+)", *\{([^}]*)\}', re.MULTILINE)
 
@@ -54,11 +54,11 @@ def claims_of_table(header: str) -> dict[str, set[str]]:
     for name, config in ROW.findall(header):
         if config.startswith("fp8("):
             _, d_v, tile_q, _, _, pv_columns = [int(x) for x in re.findall(r"[0-9]+", config.removeprefix("fp8("))[:6]]
-            free = (232 if tile_q == 128 else 160) - 16
+            free = {128: 232, 192: 160, 256: 112}[tile_q] - 16
             fits = 64 + 16 + (d_v + pv_columns) // 2 <= free  # S, P, O and a part: as in forward_fp8.hpp
             rows[name] = {"no_spills", ALONE} | ({S_UNDER_PV} if fits else set())
-            continue
-        rows[name] = {"no_spills", "no_maxima", "two_stages"}
+        else:
+            rows[name] = {"no_spills", "no_maxima", "two_stages"}
         if "Turns::gemm" in config:
             rows[name].add("hand_over")
         if "Edges::own_loop" in config:
@@ -272,15 +272,15 @@ def find_serialised(loop: Loop, code: list[Instruction], name: str, product: lis
         loop.find("", f"{code[product[-1]].address:#06x} {code[product[-1]].opcode}: {name} is not committed")
 
 
-def find_hand_over(loop: Loop, claim: str, at: Places, last: int, first_words: str, last_words: str) -> None:
+def find_hand_over(loop: Loop, at: Places, last: int, first_words: str, last_words: str) -> None:
     """Whether the turn is not taken after the exponentials and passed right after `last`, the turn's last product."""
     if len(at.takes) != 1 or len(at.gives) != 1:
-        loop.find(claim, f"the turn is taken {len(at.takes)} times and passed {len(at.gives)} times")
+        loop.find("hand_over", f"the turn is taken {len(at.takes)} times and passed {len(at.gives)} times")
         return
     if at.takes[0] < max(at.exponentials):
-        loop.find(claim, f"the turn is not taken between the last exponential and {first_words}")
+        loop.find("hand_over", f"the turn is not taken between the last exponential and {first_words}")
     if at.gives[0] < last or any(x.name in ("SYNCS", "WARPGROUP", "MUFU") for x in at.code[last : at.gives[0]]):
-        loop.find(claim, f"the turn is not passed right after {last_words}")
+        loop.find("hand_over", f"the turn is not passed right after {last_words}")
 
 
 def read_schedule_alone(loop: Loop) -> None:
@@ -314,7 +314,7 @@ def read_schedule_alone(loop: Loop) -> None:
         loop.find(ALONE, "P V is not awaited part by part, each with the next in flight")
     if not after_s or pending(at.code[after_s[0]]) != 0 or any(i < after_s[0] for i in at.exponentials):
         loop.find(ALONE, "S is not awaited between its issue and the exponentials")
-    find_hand_over(loop, ALONE, at, at.s[-1], "P V", "S")
+    find_hand_over(loop, at, at.s[-1], "P V", "S")
 
 
 def read_schedule(loop: Loop) -> None:
@@ -347,7 +347,7 @@ def read_schedule(loop: Loop) -> None:
         loop.under_pv = sum(ready < i < retired for i in at.exponentials)
     if loop.under_pv == 0:
         loop.find("under_pv", "no exponential stands before the wait that retires P V")
-    find_hand_over(loop, "hand_over", at, at.pv[-1], "the first HGMMA", "the last HGMMA")
+    find_hand_over(loop, at, at.pv[-1], "the first HGMMA", "the last HGMMA")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -378,7 +378,9 @@ class Overlap(unittest.TestCase):
         claims = check_overlap.claims_of_table(
             '    // name\n    {"a", {Element::f16, 64, Edges::own_loop, Turns::gemm, 1}, 0},\n'
             '    {"b_2",  {Edges::branch, Turns::free_running, 2}, 0},\n    // {"c", {Turns::gemm}},\n'
-            '    {"e",    {fp8(64, 64, 192, 3, 2, 64)}, 0},\n    {"f",    {fp8(256, 256, 128, 2, 1, 64, true)}, 0},\n'
+            '    {"e",    {fp8(64, 64, 192, 3, 2, 64, Turns::gemm)}, 0},\n'
+            '    {"f",    {fp8(256, 256, 128, 2, 1, 64, Turns::gemm, true)}, 0},\n'
+            '    {"g",    {fp8(64, 64, 256, 3, 2, 64, Turns::free_running)}, 0},\n'
         )
         every = {"no_spills", "no_maxima", "two_stages"}
         self.assertEqual(
@@ -386,14 +388,15 @@ class Overlap(unittest.TestCase):
             {
                 "a": {*every, "hand_over", "under_pv"},
                 "b_2": every,
-                "e": {"no_spills", "alone", "s_under_pv"},
-                "f": {"no_spills", "alone"},
+                "e": {"no_spills", "alone", "s_under_pv", "hand_over"},
+                "f": {"no_spills", "alone", "hand_over"},
+                "g": {"no_spills", "alone"},
             },
         )
         table = Path(__file__).parents[2] / "src/kernels/configs.hpp"
         self.assertTrue(check_overlap.claims_of_table(table.read_text()))
 
-    def assert_alone(self, lines: list[str], *words: str, claims: tuple[str, ...] = ("no_spills", "alone")):
+    def assert_alone(self, lines: list[str], *words: str, claims: tuple[str, ...] = ("no_spills", "alone", "hand_over")):
         """The findings of a row of e4m3: one with these words, or none."""
         found = check_overlap.judge(
             "row", audit_sass.parse(assembled("MOV R1, RZ", *lines, "EXIT")), set(claims)
@@ -408,7 +411,7 @@ class Overlap(unittest.TestCase):
         self.assert_alone(edited(ALONE, (WAIT_0, [])), "not awaited part by part")
         self.assert_alone(edited(ALONE, (WAIT_1, []), (PART_1[1], [PART_1[1], WAIT_1])), "not awaited part by part")
         under_pv = edited(ALONE, (WAIT_0, []), (WAIT_S, ["WARPGROUP.DEPBAR.LE gsb0, 0x01", WAIT_S]))
-        both = ("no_spills", "alone", "s_under_pv")
+        both = ("no_spills", "alone", "s_under_pv", "hand_over")
         self.assert_alone(under_pv, claims=both)
         self.assert_alone(ALONE, "before the last part of P V is awaited", claims=both)
         self.assert_alone(edited(under_pv, (WAIT_S, [])), "S is not awaited", claims=both)
@@ -417,6 +420,7 @@ class Overlap(unittest.TestCase):
         self.assert_alone(edited(ALONE, (TAKE, []), (EX2[3], [EX2[3], TAKE])), "turn is not taken between")
         self.assert_alone(edited(ALONE, (PASS, []), (WAIT_S, [WAIT_S, PASS])), "turn is not passed right after S")
         self.assert_alone(edited(ALONE, (PASS, [])), "passed 0 times")
+        self.assert_alone(edited(ALONE, (TAKE, []), (PASS, [])), claims=("no_spills", "alone"))  # without turns
         self.assert_alone(edited(ALONE, (PART_1[0], [PART_1[0], "WARPGROUP.ARRIVE"])), "serialised, a part of P V")
         self.assert_alone(edited(ALONE, (PART_1[0], [PART_1[0] + ", gsb0"])), "serialised, a part of P V")
         self.assert_alone(edited(ALONE, (S_Q[0], [S_Q[0] + ", gsb0"])), "serialised, S")
