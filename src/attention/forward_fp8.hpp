@@ -14,8 +14,9 @@
 //   blocks, or stored from registers (Output; output_fp8.hpp).
 //
 // Inside a warpgroup, one step j -> j+1. P V comes in parts of pv_columns, each added under the next one, and the last
-// one under S where there are registers for both. Warpgroups take turns for products, as in forward.hpp; a softmax runs
-// under the products of the others only, of which there are two at most (docs/lab_book.md, 40 and 44).
+// one under S where there are registers for both. Warpgroups take turns for products, as in forward.hpp, or, where
+// config.turns says so, run freely; a softmax runs under the products of the others only, of which there are three at
+// d = 64, two up to d_v = 128 and one beyond (docs/lab_book.md, 40, 44 and 48).
 //
 //   GEMMs       [P(j) V(j)             ][S(j+1) = Q K(j+1)^T]
 //   registers       [O += v_scale P(j) V(j)]                 [mask][P(j+1) = exp2(scale S(j+1) - m) in e4m3, sums]

@@ -116,8 +116,8 @@ StagedTensor transposed(const TensorRef& v, std::size_t& workspace_bytes) {
 }  // namespace
 
 ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
-  // With a margin no row with clusters, since the neighbour that a CTA needs may be what is left free, and none that
-  // takes V^T, which a kernel on all SMs makes.
+  // With a margin no row for long sequences: none with clusters, since the neighbour that a CTA needs may be what is
+  // left free, and none that takes V^T, which a kernel on all SMs makes.
   const std::int64_t seqlen = problem.sm_margin > 0 ? 0 : std::min(problem.seqlen_q, problem.seqlen_k);
   if (row < 0)
     row = select_forward_row(problem.dtype, problem.d, problem.d_v, seqlen, problem.causal, problem.v_is_d_major());

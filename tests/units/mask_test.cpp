@@ -81,7 +81,7 @@ TEST(BlockWalk, VisitsWhatIsVisibleOnce) {
   const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
   for (int i = 0; i < 3000; ++i) {
     const Mask mask{draw(1, 700), draw(0, 700), draw(0, 1) == 1};
-    const int tile_q = draw(0, 1) ? 128 : 192;
+    const int tile_q = 64 * draw(2, 4);
     const int tile_kv = 16 * draw(1, 8);
     check_walk(mask, draw(0, (mask.seqlen_q - 1) / tile_q + 1) * tile_q, tile_q, tile_kv);
   }

@@ -34,20 +34,28 @@ TEST(Table, NamesAreUniqueAndTilesFit) {
   }
 }
 
+/// For short and long sequences, with and without a mask.
+void check_least_padding(fa3_dtype dtype, int d, int d_v) {
+  int least = 0;
+  for (const ForwardRow& row : forward_rows)
+    if (fits(row.config, dtype, d, d_v) && (least == 0 || row.config.d + row.config.d_v < least))
+      least = row.config.d + row.config.d_v;
+  for (const std::int64_t seqlen : {0, 1 << 20})
+    for (const bool causal : {false, true}) {
+      const int row = select_forward_row(dtype, d, d_v, seqlen, causal);
+      ASSERT_GE(row, 0) << seqlen << causal;
+      const ForwardConfig& chosen = forward_rows[row].config;
+      EXPECT_TRUE(fits(chosen, dtype, d, d_v));
+      EXPECT_EQ(chosen.d + chosen.d_v, least) << seqlen << causal;
+    }
+}
+
 TEST(Table, EverySupportedHeadDimHasTheRowWithTheLeastPadding) {
-  for (const fa3_dtype dtype : {FA3_F16, FA3_BF16})
+  for (const fa3_dtype dtype : {FA3_F16, FA3_BF16, FA3_E4M3})
     for (int d = 8; d <= 256; d += 8)
       for (int d_v = 8; d_v <= 256; d_v += 8) {
-        const int row = select_forward_row(dtype, d, d_v);
-        ASSERT_GE(row, 0);
-        const ForwardConfig& chosen = forward_rows[row].config;
-        EXPECT_EQ(chosen.element == Element::f16, dtype == FA3_F16);
-        EXPECT_TRUE(d <= chosen.d && d_v <= chosen.d_v);
-        for (const ForwardRow& other : forward_rows) {
-          if (other.config.element == chosen.element && d <= other.config.d && d_v <= other.config.d_v) {
-            EXPECT_LE(chosen.d + chosen.d_v, other.config.d + other.config.d_v);
-          }
-        }
+        SCOPED_TRACE(testing::Message() << dtype << ' ' << d << ' ' << d_v);
+        check_least_padding(dtype, d, d_v);
       }
   EXPECT_EQ(select_forward_row(FA3_F32, 64, 64), -1);
 }
@@ -77,6 +85,9 @@ TEST(Table, E4m3RowsAreTakenByLeastPadding) {
     return std::string(forward_rows[select_forward_row(FA3_E4M3, d, d_v, seqlen, causal)].name);
   };
   EXPECT_EQ(name(64, 64), "e4m3_d64");
+  EXPECT_EQ(name(64, 64, 4095, true), "e4m3_d64_short");
+  EXPECT_EQ(name(64, 64, 4096, true), "e4m3_d64");
+  EXPECT_EQ(name(64, 64, 16384, true), "e4m3_d64_vt");
   EXPECT_EQ(name(80, 80), "e4m3_d96");
   EXPECT_EQ(name(192, 128), "e4m3_d192v128");
   EXPECT_EQ(name(160, 16), "e4m3_d192v128");
