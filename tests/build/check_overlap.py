@@ -16,6 +16,7 @@ Of every loop of a row that claims it (the claims come from the row's line in th
               between, and the wait for S leaves P V in flight (Algorithm 2);
   hand_over   ping-pong: BAR.SYNC takes the turn after the last exponential and before the first product, BAR.ARV passes
               it right after the last one, before any barrier, wait and exponential (Turns::gemm);
+  no_turns    none of that (Turns::free_running);
   under_pv    in the loop over whole blocks, exponentials stand before the wait that retires P V (Edges::own_loop);
   alone       rows of e4m3, Algorithm 1: P V of this block is issued and then S of the next, a part of P V is awaited
               with the next part in flight and S before the exponentials;
@@ -42,6 +43,7 @@ from audit_sass import Function, Instruction
 
 CLAIMS = ("no_spills", "no_maxima", "two_stages", "hand_over", "under_pv")
 ALONE, S_UNDER_PV = "alone", "s_under_pv"  # instead of no_maxima, two_stages and under_pv
+NO_TURNS = "no_turns"  # instead of hand_over
 MOST_FINDINGS = 6  # printed of one kind and loop: serialised code has one for every HGMMA
 ROW = re.compile(r'^ *\{"([a-z0-9_]+)", *\{([^}]*)\}', re.MULTILINE)
 
@@ -61,6 +63,8 @@ def claims_of_table(header: str) -> dict[str, set[str]]:
             rows[name] = {"no_spills", "no_maxima", "two_stages"}
         if "Turns::gemm" in config:
             rows[name].add("hand_over")
+        elif "Turns::free_running" in config:
+            rows[name].add(NO_TURNS)
         if "Edges::own_loop" in config:
             rows[name].add("under_pv")
     return rows
@@ -274,6 +278,8 @@ def find_serialised(loop: Loop, code: list[Instruction], name: str, product: lis
 
 def find_hand_over(loop: Loop, at: Places, last: int, first_words: str, last_words: str) -> None:
     """Whether the turn is not taken after the exponentials and passed right after `last`, the turn's last product."""
+    if at.takes or at.gives:
+        loop.find(NO_TURNS, f"a turn is taken {len(at.takes)} times and passed {len(at.gives)} times")
     if len(at.takes) != 1 or len(at.gives) != 1:
         loop.find("hand_over", f"the turn is taken {len(at.takes)} times and passed {len(at.gives)} times")
         return
@@ -393,7 +399,7 @@ def judge(name: str, functions: list[Function], claims: set[str]) -> Row:
         row.findings.append(f"{len(row.loops)} loops with both products, not one or two")
     for loop in row.loops:
         wanted = {"", *claims} - ({"under_pv"} if loop.kind == "edge" else set())
-        for claim in ("", *CLAIMS, ALONE, S_UNDER_PV):
+        for claim in ("", *CLAIMS, ALONE, S_UNDER_PV, NO_TURNS):
             if claim not in wanted:
                 continue
             found = loop.findings.get(claim, [])

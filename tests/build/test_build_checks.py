@@ -387,10 +387,10 @@ class Overlap(unittest.TestCase):
             claims,
             {
                 "a": {*every, "hand_over", "under_pv"},
-                "b_2": every,
+                "b_2": {*every, "no_turns"},
                 "e": {"no_spills", "alone", "s_under_pv", "hand_over"},
                 "f": {"no_spills", "alone", "hand_over"},
-                "g": {"no_spills", "alone"},
+                "g": {"no_spills", "alone", "no_turns"},
             },
         )
         table = Path(__file__).parents[2] / "src/kernels/configs.hpp"
@@ -420,7 +420,9 @@ class Overlap(unittest.TestCase):
         self.assert_alone(edited(ALONE, (TAKE, []), (EX2[3], [EX2[3], TAKE])), "turn is not taken between")
         self.assert_alone(edited(ALONE, (PASS, []), (WAIT_S, [WAIT_S, PASS])), "turn is not passed right after S")
         self.assert_alone(edited(ALONE, (PASS, [])), "passed 0 times")
-        self.assert_alone(edited(ALONE, (TAKE, []), (PASS, [])), claims=("no_spills", "alone"))  # without turns
+        free = ("no_spills", "alone", "no_turns")
+        self.assert_alone(edited(ALONE, (TAKE, []), (PASS, [])), claims=free)
+        self.assert_alone(edited(ALONE, (TAKE, [])), "taken 0 times and passed 1 times", claims=free)
         self.assert_alone(edited(ALONE, (PART_1[0], [PART_1[0], "WARPGROUP.ARRIVE"])), "serialised, a part of P V")
         self.assert_alone(edited(ALONE, (PART_1[0], [PART_1[0] + ", gsb0"])), "serialised, a part of P V")
         self.assert_alone(edited(ALONE, (S_Q[0], [S_Q[0] + ", gsb0"])), "serialised, S")

@@ -238,10 +238,11 @@ TEST_P(Threads, MbarrierCountsArrivalsOverPhases) {
 }
 
 /// Warpgroup 0 gives registers to the others. What a thread had before survives, and those who claimed hold more values
-/// over a barrier than a thread had registers at entry (168 of three warpgroups, 128 of four).
-template <int warpgroups, int released, int claimed>
+/// over a barrier than a thread had registers at entry (168 of three warpgroups, 128 of four, 96 of five). `others`:
+/// what they may need beside.
+template <int warpgroups, int released, int claimed, int others = 24>
 struct HandOver {
-  static constexpr int threads = 128 * warpgroups, kept = 16, live = claimed - 24;
+  static constexpr int threads = 128 * warpgroups, kept = 16, live = claimed - others;
   struct Arguments {
     const float* in;  // threads x live
     float* out;
@@ -288,6 +289,7 @@ TEST_P(Threads, RegistersAreHandedOver) {
   };
   test(HandOver<3, 40, 232>{});
   test(HandOver<4, 32, 160>{});
+  test(HandOver<5, 32, 112, 14>{});
 }
 
 }  // namespace fa3::hopper_test
