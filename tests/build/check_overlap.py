@@ -276,12 +276,14 @@ def find_serialised(loop: Loop, code: list[Instruction], name: str, product: lis
         loop.find("", f"{code[product[-1]].address:#06x} {code[product[-1]].opcode}: {name} is not committed")
 
 
-def find_hand_over(loop: Loop, at: Places, last: int, first_words: str, last_words: str) -> None:
-    """Whether the turn is not taken after the exponentials and passed right after `last`, the turn's last product."""
+def find_turns(loop: Loop, at: Places, last: int, first_words: str, last_words: str) -> None:
+    """Whether the turn is not taken after the exponentials and passed right after `last`, the turn's last product; for
+    NO_TURNS, whether there is one."""
+    turns = f"the turn is taken {len(at.takes)} times and passed {len(at.gives)} times"
     if at.takes or at.gives:
-        loop.find(NO_TURNS, f"a turn is taken {len(at.takes)} times and passed {len(at.gives)} times")
+        loop.find(NO_TURNS, turns)
     if len(at.takes) != 1 or len(at.gives) != 1:
-        loop.find("hand_over", f"the turn is taken {len(at.takes)} times and passed {len(at.gives)} times")
+        loop.find("hand_over", turns)
         return
     if at.takes[0] < max(at.exponentials):
         loop.find("hand_over", f"the turn is not taken between the last exponential and {first_words}")
@@ -320,7 +322,7 @@ def read_schedule_alone(loop: Loop) -> None:
         loop.find(ALONE, "P V is not awaited part by part, each with the next in flight")
     if not after_s or pending(at.code[after_s[0]]) != 0 or any(i < after_s[0] for i in at.exponentials):
         loop.find(ALONE, "S is not awaited between its issue and the exponentials")
-    find_hand_over(loop, at, at.s[-1], "P V", "S")
+    find_turns(loop, at, at.s[-1], "P V", "S")
 
 
 def read_schedule(loop: Loop) -> None:
@@ -353,7 +355,7 @@ def read_schedule(loop: Loop) -> None:
         loop.under_pv = sum(ready < i < retired for i in at.exponentials)
     if loop.under_pv == 0:
         loop.find("under_pv", "no exponential stands before the wait that retires P V")
-    find_hand_over(loop, at, at.pv[-1], "the first HGMMA", "the last HGMMA")
+    find_turns(loop, at, at.pv[-1], "the first HGMMA", "the last HGMMA")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
