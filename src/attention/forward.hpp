@@ -105,6 +105,28 @@ HOPPER_FUNCTION void produce(Shared<config>& shared, const ForwardArguments& arg
 // --------------------------------------------------------------------------------------------------------------------
 // Consumers: each warpgroup owns 64 rows of the tile.
 
+/// O / l, and the LSE of this thread's rows; row_of(r) is row r of the sequence.
+template <int columns, class Softmax>
+HOPPER_FUNCTION void normalise(hopper::Accumulator<columns>& o, float (&lse)[2], const Softmax& softmax,
+                               const ForwardArguments& args, const auto& row_of) {
+  Rescale normalise;
+  HOPPER_UNROLL
+  for (int r = 0; r < 2; ++r) {
+    typename Softmax::Row row = softmax.finish(r);
+    if (softmax.nothing_seen(r)) {
+      const Interval keys = args.mask.visible(row_of(r));
+      if (keys.first >= keys.end) {  // no key: O = 0 even if a NaN stood in a block the tile visited
+        row = {0.0f, -__builtin_inff()};
+        HOPPER_UNROLL
+        for (int j = 0; j < columns / 8; ++j) o.value[4 * j + 2 * r] = o.value[4 * j + 2 * r + 1] = 0.0f;
+      }
+    }
+    normalise.factor[r] = row.normalise;
+    lse[r] = row.lse;
+  }
+  rescale_rows(o, normalise);
+}
+
 template <ForwardConfig config>
 class Consumer {
  public:

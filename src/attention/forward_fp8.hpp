@@ -22,6 +22,12 @@
 //   registers       [O += v_scale P(j) V(j)]                 [mask][P(j+1) = exp2(scale S(j+1) - m) in e4m3, sums]
 //   releases                       V^T(j)                    K(j+1)
 //   transposers [V^T(j+1) from V(j+1)]
+//
+// At a tile's end no other product is left to work under, so what can be done earlier is (docs/lab_book.md, 50; in rows
+// that have something else to do under S the blocks are counted behind P V):
+//
+//   GEMMs       [S(last)              ]          [P(last) V(last)       ]
+//   registers   [the next tile's blocks][P(last)][1 / l; O / l, by parts][O staged, stored]
 #pragma once
 
 #include "attention/forward_parts.hpp"
@@ -35,7 +41,10 @@ inline namespace HOPPER_BACKEND {
 
 // --------------------------------------------------------------------------------------------------------------------
 // Producer: one thread. As that of 16 bits, but V of a block comes before K of the next, as P V does here before S; the
-// first K of a tile before its Q, whose buffer may be in use for longer; and scales are read while TMA loads.
+// first K of a tile before its Q, whose buffer may be in use for longer; and scales are read while TMA loads, those of
+// Q beside the first K. A tile's record is written before its Q is asked for, so that consumers know its blocks when
+// they get there. They may hold Q and the last K of the tile before until it comes: so it must not wait for that Q, and
+// there are at least two stages.
 
 template <ForwardConfig config>
 class Fp8Producer {
@@ -49,14 +58,18 @@ class Fp8Producer {
       const Tile tile = args_.order.item(queue.item());
       const BlockWalk walk = walk_item<config>(args_, tile);
       // [2] Load Q, beside the first K.
+      const Record record = describe(tile);
       if (!walk.empty()) ask_for_k(tile, walk.end - 1);
+      post(record);
       ask_for_q(tile);
       if (!walk.empty()) describe_k(tile, walk.end - 1);
-      describe_q(tile);
-      queue.ask();
       turns_for_o();
-      // [3] Load V of all blocks and K of the others through the rings.
+      // [3] Load V of all blocks and K of the others through the rings. The next item is asked for near the end: a CTA
+      // that asks early has it long before it can begin, while others run out of items.
+      if (walk.empty()) queue.ask();
+      const int ask_at = minimum(walk.begin + blocks_ahead, walk.end - 1);
       for (int block = walk.end - 1; block >= walk.begin; --block) {
+        if (block == ask_at) queue.ask();
         load_v(tile, block, block == walk.begin ? VTurn::last_block : VTurn::block);
         if (block > walk.begin) load_k(tile, block - 1);
       }
@@ -65,32 +78,36 @@ class Fp8Producer {
       }
       o_comes_ = true;
     }
-    shared_.q_empty[q_.stage].wait(q_.phase ^ 1);
-    hopper::store_shared(shared_.tile[q_.stage], Tile{-1, 0, 0});
-    shared_.q_full[q_.stage].arrive();
-    shared_.q_full[q_.stage].arrive();
+    post({{-1, 0, 0}, {}});
     turns_for_o();
     if constexpr (config.transposes_v()) turn_without_block(VTurn::end);
   }
 
  private:
+  using Record = typename Shared<config>::Record;
+  // From the block with which the next item is asked for to the last one; the answer takes less than a block.
+  static constexpr int blocks_ahead = 3;
+
+  HOPPER_FUNCTION Record describe(const Tile& tile) const {
+    Record record{tile, {}};
+    HOPPER_UNROLL
+    for (int w = 0; w < config.consumer_warpgroups(); ++w) {
+      // Of rows that exist: there is no scale behind the last. A block of keys has as many rows as a scale.
+      const int row = minimum(tile.first_row + 64 * w, args_.mask.seqlen_q - 1);
+      record.q_scale[w] = args_.q_scale.of(tile.batch, tile.head, row / config.tile_kv);
+    }
+    return record;
+  }
+  HOPPER_FUNCTION void post(const Record& record) {
+    hopper::store_shared(shared_.record.of[record_.stage], record);
+    shared_.record.full[record_.stage].arrive();
+    ++record_;
+  }
   HOPPER_FUNCTION void ask_for_q(const Tile& tile) {
     shared_.q_empty[q_.stage].wait(q_.phase ^ 1);
     shared_.q_full[q_.stage].arrive_expect_bytes(Shared<config>::QTile::bytes);
     hopper::load_tile(shared_.q[q_.stage], args_.q, {0, tile.first_row, tile.head, tile.batch},
                       shared_.q_full[q_.stage]);
-  }
-  /// The tile's record and the scales of its rows, which consumers would have to wait for.
-  HOPPER_FUNCTION void describe_q(const Tile& tile) {
-    hopper::store_shared(shared_.tile[q_.stage], tile);
-    HOPPER_UNROLL
-    for (int w = 0; w < config.consumer_warpgroups(); ++w) {
-      // Of rows that exist: there is no scale behind the last. A block of keys has as many rows as a scale.
-      const int row = minimum(tile.first_row + 64 * w, args_.mask.seqlen_q - 1);
-      hopper::store_shared(shared_.q_scales[q_.stage].of[w],
-                           args_.q_scale.of(tile.batch, tile.head, row / config.tile_kv));
-    }
-    shared_.q_full[q_.stage].arrive();
   }
   HOPPER_FUNCTION void load_k(const Tile& tile, int block) {
     ask_for_k(tile, block);
@@ -141,6 +158,7 @@ class Fp8Producer {
   const ForwardArguments& args_;
   bool o_comes_ = false;
   Cursor<config.q_buffers> q_;
+  Cursor<Shared<config>::records> record_;
   Cursor<config.stages> k_, v_;
 };
 
@@ -268,12 +286,7 @@ class Fp8Consumer {
         warp_row_(64 * warpgroup + 16 * hopper::warp_of_warpgroup()) {}
 
   HOPPER_FUNCTION void run() {
-    for (;; ++q_) {
-      shared_.q_full[q_.stage].wait(q_.phase);
-      const Tile tile = hopper::load_shared(shared_.tile[q_.stage]);
-      if (tile.first_row < 0) break;
-      attend(tile);
-    }
+    for (next_tile(); exists_; ++q_) attend();
     turn_.finish();
     release_o();
   }
@@ -285,6 +298,8 @@ class Fp8Consumer {
   // Whether there are registers for S of the next block beside the last part, O and P, and some for the rest.
   static constexpr bool s_under_pv = config.tile_kv / 2 + config.pv_columns / 2 + config.d_v / 2 + config.tile_kv / 8 <=
                                      config.consumer_registers() - 16;
+  // Whether a warpgroup waits for S with nothing else to do: not if S runs under P V, nor if four share the schedulers.
+  static constexpr bool idle_under_s = !s_under_pv && config.consumer_warpgroups() < 4;
   using S = hopper::Accumulator<config.tile_kv>;        // 64 x B_c, f32
   using P = hopper::OperandA<config.tile_kv / 2>;       // 64 x B_c, e4m3
   using O = hopper::Accumulator<config.d_v>;            // 64 x d_v, f32
@@ -342,9 +357,11 @@ class Fp8Consumer {
     softmax.exponentiate(p, s, scale);
   }
 
-  /// [7] [11] O += P V of the block, part by part. `issue_more`, after the last part, issues `more` groups of products.
+  /// [7] [11] O += P V of the block, part by part. `meanwhile` runs under the first parts; `issue_more`, after the last
+  /// part, issues `more` groups of products; `finish(part)` gets O's parts as they are ready.
   template <int more>
-  HOPPER_FUNCTION void accumulate(O& o, const P& p, float v_scale, const auto& issue_more) {
+  HOPPER_FUNCTION void accumulate(O& o, const P& p, float v_scale, const auto& meanwhile, const auto& issue_more,
+                                  const auto& finish) {
     Part pv[parts_at_once];
     shared_.v_operand(v_.stage).full.wait(v_.phase);
     HOPPER_UNROLL
@@ -353,6 +370,7 @@ class Fp8Consumer {
     for (int i = 0; i < parts; ++i) {
       const int ahead = i + parts_at_once - 1;
       if (ahead < parts) issue_pv(pv[ahead % parts_at_once], p, ahead);
+      if (i == 0) meanwhile();
       if (i + 1 == parts) {
         issue_more();
         hopper::wgmma_wait<more>(pv[i % parts_at_once]);
@@ -361,65 +379,121 @@ class Fp8Consumer {
         hopper::wgmma_wait<parts_at_once - 1>(pv[i % parts_at_once]);
       }
       add(o, pv[i % parts_at_once], i, v_scale);
+      finish(i);
     }
   }
-  HOPPER_FUNCTION void accumulate(O& o, const P& p, float v_scale) {
-    accumulate<0>(o, p, v_scale, [] {});
+
+  /// How this thread's two rows end. A blank one sees no key: O = 0 even if a NaN stood in a block the tile visited.
+  struct RowEnds {
+    float factor[2];  // O is multiplied by it
+    bool blank[2];
+  };
+  /// [12] After the last block. Stores LSE.
+  HOPPER_FUNCTION RowEnds end_rows(const Fp8Softmax& softmax, const Tile& tile) const {
+    const auto row_of = [&](int r) { return tile.first_row + my_row() + 8 * r; };
+    RowEnds ends;
+    float lse[2];
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const Fp8Softmax::Row row = softmax.finish(r);
+      const Interval keys = args_.mask.visible(row_of(r));
+      ends.blank[r] = softmax.nothing_seen(r) && keys.first >= keys.end;
+      ends.factor[r] = row.normalise;
+      lse[r] = ends.blank[r] ? -__builtin_inff() : row.lse;
+    }
+    store_lse(lse, args_, tile, row_of);
+    return ends;
+  }
+  /// [12] A part of O / l.
+  HOPPER_FUNCTION static void divide(O& o, int part, const RowEnds& ends) {
+    HOPPER_UNROLL
+    for (int i = 0; i < config.pv_columns / 2; ++i) o.value[config.pv_columns / 2 * part + i] *= ends.factor[i / 2 % 2];
+  }
+  HOPPER_FUNCTION static void clear_blank_rows(O& o, const RowEnds& ends) {
+    if (!hopper::warp_any(ends.blank[0] || ends.blank[1])) return;
+    HOPPER_UNROLL
+    for (int i = 0; i < config.d_v / 2; ++i)
+      if (ends.blank[i / 2 % 2]) o.value[i] = 0.0f;
   }
 
-  HOPPER_FUNCTION void attend(const Tile& tile) {
+  /// Waits for the record of the next tile, and goes to its first block, that of the last keys.
+  HOPPER_FUNCTION void next_tile() {
+    shared_.record.full[record_.stage].wait(record_.phase);
+    ++record_;
+    const Tile tile = this->tile(0);
+    exists_ = tile.first_row >= 0;
+    if (!exists_) return;
     const BlockWalk item = walk_item<config>(args_, tile);
-    const BlockWalk mine =
-        BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv, args_.scale.sign != 1.0f);
+    block_ = item.end - 1;
+    mine_ = BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv, args_.scale.sign != 1.0f);
+    // Blocks left of what these rows see are masked, not skipped: a tile ends with the same block for all.
+    if (mine_.empty()) mine_.end = item.begin;
+    mine_.begin = item.begin;
+  }
+  /// The tile of the last next_tile() (before = 0) or of the one before (1); read where it is needed, for want of
+  /// registers.
+  HOPPER_FUNCTION Tile tile(int before) const { return hopper::load_shared(record(before).tile); }
+  HOPPER_FUNCTION const typename Shared<config>::Record& record(int before) const {
+    const int at = record_.stage - 1 - before;
+    return shared_.record.of[at < 0 ? at + Shared<config>::records : at];
+  }
+
+  /// Attends to the tile of the last next_tile(), and goes on to the next one.
+  HOPPER_FUNCTION void attend() {
     Fp8Softmax softmax;
     O o{};
-    int block = item.end - 1;
     HOPPER_NO_UNROLL
-    for (; block >= maximum(mine.end, item.begin); --block) skip();
-    if (!mine.empty()) {
+    for (; block_ >= mine_.end; --block_) skip();
+    shared_.q_full[q_.stage].wait(q_.phase);
+    if (!mine_.empty()) {
       S s;
       P p;
-      const float q_scale = args_.scale.scale_log2 * hopper::load_shared(shared_.q_scales[q_.stage].of[warpgroup_]);
       // [4] [6] S of the block.
-      BlockScales scales;
+      float s_scale, v_scale;
       const auto issue = [&] {
-        scales = issue_s(s);
+        const BlockScales scales = issue_s(s);
         turn_.pass();
+        const float q_scale = hopper::load_shared(record(0).q_scale[warpgroup_]);
+        // At least the smallest normal number: times 0 the -inf of a masked score would be NaN.
+        s_scale = hopper::maximum(args_.scale.scale_log2 * q_scale * scales.k, 0x1p-126f);
+        v_scale = scales.v;
       };
+      const auto nothing = [](auto...) {};
       turn_.take();
       issue();
       release_o();
       HOPPER_NO_UNROLL
       for (;;) {  // S of the block is in flight
+        const int block = block_--;
+        const bool first = block + 1 == mine_.end, last = block == mine_.begin, edge = mine_.is_edge(block);
+        if (idle_under_s && last) next_tile();
         hopper::wgmma_wait<0>(s);
         release_k();
-        if (block == mine.begin) release(shared_.q_empty[q_.stage]);  // early: at large d there is one buffer only
-        if (mine.is_edge(block)) apply_mask(s, args_, tile.first_row + my_row(), block * config.tile_kv);  // [8]
-        // At least the smallest normal number: times 0 the -inf of a masked score would be NaN.
-        exponentiate(s, hopper::maximum(q_scale * scales.k, 0x1p-126f), p, o, block + 1 == mine.end,
-                     softmax);  // [5] [9]
-        if (--block < mine.begin) break;
+        if (last) release(shared_.q_empty[q_.stage]);  // early: at large d there is one buffer only
+        if (edge) apply_mask(s, args_, tile(idle_under_s && last).first_row + my_row(), block * config.tile_kv);  // [8]
+        exponentiate(s, s_scale, p, o, first, softmax);  // [5] [9]
+        if (last) break;
         turn_.take();
-        const float v_scale = scales.v;
         if constexpr (s_under_pv) {
-          accumulate<1>(o, p, v_scale, issue);  // [7]
+          accumulate<1>(o, p, v_scale, nothing, issue, nothing);  // [7]
         } else {
-          accumulate(o, p, v_scale);
+          accumulate<0>(o, p, v_scale, nothing, nothing, nothing);
           issue();
         }
       }
-      accumulate(o, p, scales.v);  // [11]
+      RowEnds ends;
+      const auto end = [&] { ends = end_rows(softmax, tile(idle_under_s)); };
+      const auto divide_part = [&](int part) { divide(o, part, ends); };
+      accumulate<0>(o, p, v_scale, end, nothing, divide_part);  // [11] [12]
+      clear_blank_rows(o, ends);
+      if (!idle_under_s) next_tile();
     } else {
       release(shared_.q_empty[q_.stage]);
       release_o();
+      next_tile();
+      end_rows(softmax, tile(1));
     }
-    HOPPER_NO_UNROLL
-    for (; block >= item.begin; --block) skip();
-    const auto row_of = [&](int r) { return tile.first_row + my_row() + 8 * r; };
-    float lse[2];
-    normalise(o, lse, softmax, args_, row_of);
-    store_lse(lse, args_, tile, row_of);
-    store(o, tile);
+    store(o, tile(1));
   }
 
   HOPPER_FUNCTION void store(const O& o, const Tile& tile) {
@@ -480,6 +554,11 @@ class Fp8Consumer {
   const Turn<config, Turns::gemm> turn_;
   const int warpgroup_;
   const int warp_row_;  // the warp's first row in the tile
+  // Of the last next_tile().
+  bool exists_;
+  BlockWalk mine_;
+  int block_;
+  Cursor<Shared<config>::records> record_;
   Cursor<config.q_buffers> q_;
   Cursor<config.stages> k_, v_;
   int o_stage_ = -1;  // of the ring, where this warpgroup's O stands

@@ -62,28 +62,6 @@ HOPPER_FUNCTION void apply_mask(hopper::Accumulator<columns>& s, const ForwardAr
   }
 }
 
-/// [12] O / l, and the LSE of this thread's rows; row_of(r) is row r of the sequence.
-template <int columns, class Softmax>
-HOPPER_FUNCTION void normalise(hopper::Accumulator<columns>& o, float (&lse)[2], const Softmax& softmax,
-                               const ForwardArguments& args, const auto& row_of) {
-  Rescale normalise;
-  HOPPER_UNROLL
-  for (int r = 0; r < 2; ++r) {
-    typename Softmax::Row row = softmax.finish(r);
-    if (softmax.nothing_seen(r)) {
-      const Interval keys = args.mask.visible(row_of(r));
-      if (keys.first >= keys.end) {  // no key: O = 0 even if a NaN stood in a block the tile visited
-        row = {0.0f, -__builtin_inff()};
-        HOPPER_UNROLL
-        for (int j = 0; j < columns / 8; ++j) o.value[4 * j + 2 * r] = o.value[4 * j + 2 * r + 1] = 0.0f;
-      }
-    }
-    normalise.factor[r] = row.normalise;
-    lse[r] = row.lse;
-  }
-  rescale_rows(o, normalise);
-}
-
 HOPPER_FUNCTION void store_lse(const float (&lse)[2], const ForwardArguments& args, const Tile& tile,
                                const auto& row_of) {
   if (args.lse == nullptr || hopper::lane() % 4 != 0) return;

@@ -25,7 +25,7 @@ class ItemQueue {
 
   HOPPER_FUNCTION int item() const { return item_; }
 
-  /// Asks for the next item. The answer is needed a tile later: asking now hides the latency.
+  /// Asks for the next item. The answer is needed when this one is loaded: asking before hides the latency.
   HOPPER_FUNCTION void ask() {
     if (args_.next_item == nullptr) {
       ++round_;

@@ -24,8 +24,9 @@ enum class VTurn : int {
 /// barrier passes the cursor's phase; of an "empty" one its inverse, which a fresh barrier grants.
 ///
 ///   barrier     arrivals per phase          waiter      meaning
-///   q_full      1 + bytes (producer)        consumers   the tile's Q and its Tile record have landed
-///   q_empty     1 per consumer warp         producer    Q, its Tile record and an O staged over it may be overwritten
+///   q_full      1 + bytes (producer)        consumers   the tile's Q and, of 16 bits, its Tile record have landed
+///   q_empty     1 per consumer warp         producer    Q, that record and an O staged over it may be overwritten
+///   record_full 1 (producer)                consumers   e4m3: the tile's record has been written
 ///   k_full      1 + bytes (producer)        consumers   K block of this stage has landed; v_full likewise
 ///   k_empty     1 per consumer warp of      producer    this stage's K block may be overwritten, in every CTA of the
 ///               every CTA of the cluster                cluster; v_empty likewise
@@ -36,13 +37,14 @@ enum class VTurn : int {
 ///   rows[w]     named, warpgroup w          warpgroup w all of w is done with Q, where O is staged over it; has staged
 ///                                                       its O, where that is in the ring of V^T
 ///
-/// e4m3: q_full and k_full have one more arrival, of the producer when it has written scales and record; TMA has been
-/// asked before. A turn of v_full that brings the transposers no block has no bytes.
+/// e4m3: k_full has one more arrival, of the producer when it has written the block's scales; TMA has been asked
+/// before. A turn of v_full that brings the transposers no block has no bytes. Records have no "empty": that of a tile
+/// is overwritten when consumers have released Q of the tile after it, and so are done with its O: the producer has
+/// waited for that with a Q before.
 /// Output::in_v_ring: after a tile's blocks each warpgroup has a turn of the ring of V^T for its O. "Full" then says
 /// that nobody reads the buffer any more, and one thread of the warpgroup makes all arrivals on "empty".
 template <ForwardConfig config>
 struct Shared {
-  static constexpr int full_arrivals = config.fp8() ? 2 : 1;  // of q_full and k_full
   static constexpr int consumer_warps = 4 * config.consumer_warpgroups();
   using QTile = hopper::SharedTile<config.tile_q, config.stored_d()>;
   using KTile = hopper::SharedTile<config.tile_kv, config.stored_d()>;
@@ -60,8 +62,16 @@ struct Shared {
   struct alignas(8) BlockScales {
     float k, v;
   };
-  struct QScales {
-    float of[config.consumer_warpgroups()];  // the rows of each
+  /// What consumers of e4m3 have to know of a tile. It comes before the tile's Q and stays until its O is stored.
+  struct Record {
+    Tile tile;
+    float q_scale[config.consumer_warpgroups()];  // of the rows of each
+  };
+  // One for each buffer of Q, one for the tile whose O is stored, one for the tile that comes next.
+  static constexpr int records = config.q_buffers + 2;
+  struct Records {
+    Record of[records];
+    hopper::Mbarrier full[records];
   };
   template <int>
   struct Nothing {};  // one type for each member: two empty members of one type may not share an address
@@ -74,12 +84,11 @@ struct Shared {
   [[no_unique_address]] std::conditional_t<config.transposes_v(), TransposedState, Nothing<3>> vt_state;
   [[no_unique_address]] std::conditional_t<config.fp8(), BlockScales[config.stages], Nothing<4>>
       scales;  // each with its K
-  [[no_unique_address]] std::conditional_t<config.fp8(), QScales[config.q_buffers], Nothing<5>>
-      q_scales;  // each with its Q
+  [[no_unique_address]] std::conditional_t<config.fp8(), Records, Nothing<5>> record;
   hopper::Mbarrier q_full[config.q_buffers], q_empty[config.q_buffers];
   hopper::Mbarrier k_full[config.stages], k_empty[config.stages];
   hopper::Mbarrier v_full[config.stages], v_empty[config.stages];
-  Tile tile[config.q_buffers];
+  [[no_unique_address]] std::conditional_t<config.fp8(), Nothing<6>, Tile[config.q_buffers]> tile;  // each with its Q
   [[no_unique_address]] std::conditional_t<(config.cluster > 1), Handover, Nothing<1>> handover;
 
   /// visit(name, index, object) for every buffer and barrier.
@@ -100,7 +109,8 @@ struct Shared {
     }
     if constexpr (config.fp8()) {
       all("scales", scales);
-      all("q_scales", q_scales);
+      all("record", record.of);
+      all("record_full", record.full);
     }
     all("q_full", q_full);
     all("q_empty", q_empty);
@@ -108,7 +118,7 @@ struct Shared {
     all("k_empty", k_empty);
     all("v_full", v_full);
     all("v_empty", v_empty);
-    all("tile", tile);
+    if constexpr (!config.fp8()) all("tile", tile);
     if constexpr (config.cluster > 1) {
       all("item_full", handover.full);
       all("item_empty", handover.empty);
@@ -119,11 +129,11 @@ struct Shared {
   /// By one thread, before the roles split.
   HOPPER_FUNCTION void init_barriers() {
     for (int i = 0; i < config.q_buffers; ++i) {
-      q_full[i].init(full_arrivals);
+      q_full[i].init(1);
       q_empty[i].init(consumer_warps);
     }
     for (int i = 0; i < config.stages; ++i) {
-      k_full[i].init(full_arrivals);
+      k_full[i].init(config.fp8() ? 2 : 1);
       v_full[i].init(1);
       k_empty[i].init(config.cluster * consumer_warps);
       v_empty[i].init(config.cluster * (config.transposes_v() ? transposer_warps : consumer_warps));
@@ -131,6 +141,9 @@ struct Shared {
         vt_state.full[i].init(transposer_warps);
         vt_state.empty[i].init(consumer_warps);
       }
+    }
+    if constexpr (config.fp8()) {
+      for (hopper::Mbarrier& full : record.full) full.init(1);
     }
     if constexpr (config.cluster > 1) handover.init_barriers();
     hopper::fence_barrier_init();

@@ -130,7 +130,10 @@ def rare_edges(code: list[Instruction], edges: list[list[int]], loop: set[int], 
         while branch in loop and code[branch].name not in ("BRA", "EXIT") and predicate not in code[branch].operands[:2]:
             branch += 1
         if branch not in loop or code[branch].name != "BRA" or code[branch].guard not in (predicate, "!" + predicate):
-            findings.append(f"{code[i].address:#06x} {code[i].opcode} is not followed by a branch on {predicate}")
+            # A vote may also bring a predicate to the uniform datapath, where something selects by it.
+            selects = any(x.name in ("SEL", "USEL") and {predicate, "!" + predicate} & {*x.operands} for x in code[i + 1 : branch])
+            if not selects:
+                findings.append(f"{code[i].address:#06x} {code[i].opcode} is not followed by a branch on {predicate}")
             continue
         taken = edges[branch][0]
         rare |= {(branch, j) for j in edges[branch] if (j == taken) == (code[branch].guard == predicate)}

@@ -317,6 +317,12 @@ class Overlap(unittest.TestCase):
         overwritten = ["ISETP.NE.AND P0, PT, R3, RZ, PT", "@!P0 BRA {usual}"]
         self.assert_finding(edited(STEP, ("@!P0 BRA {usual}", overwritten)), "not followed by a branch")
 
+    def test_vote_that_something_selects_by(self):
+        made_uniform = ["VOTEU.ANY UP0, P1", "USEL UR35, UR27, URZ, !UP0", "UISETP.NE.AND UP0, UPT, UR36, UR37, UPT"]
+        self.assert_clean(edited(STEP, (WAIT_0, [*made_uniform, WAIT_0])))
+        unused = [made_uniform[0], made_uniform[2]]
+        self.assert_finding(edited(STEP, (WAIT_0, [*unused, WAIT_0])), "not followed by a branch")
+
     def test_s_awaited_before_pv(self):
         one_stage = [x for x in BEHIND if x not in (WAIT_0, WAIT_1)]
         one_stage = edited(one_stage, (S_2, [S_2, WAIT_0]), (PASS, [PASS, WAIT_0]))

@@ -17,6 +17,7 @@ struct Work {
   std::uint64_t items = 0, tiles = 0;
   std::uint64_t loaded = 0;     // key blocks per CTA: those any row of its item sees
   std::uint64_t computed = 0;   // key blocks per warpgroup: those any of its rows sees
+  std::uint64_t masked = 0;     // of these, those that not all of its rows see whole
   std::uint64_t attending = 0;  // warpgroups that compute any
   std::uint64_t redone = 0;  // key blocks per warp: those in which rows see their first keys, but for its first block
   std::uint64_t raised = 0;  // rows that do
@@ -35,6 +36,7 @@ struct Work {
     for (std::int64_t warpgroup = 0; warpgroup < end; warpgroup += 64) {
       const std::uint64_t walk = blocks(warpgroup, 64);
       computed += walk;
+      if (walk > 0) masked += walk - std::uint64_t(problem.visible_keys(warpgroup) / config.tile_kv);
       attending += walk > 0;
       for (std::int64_t warp = warpgroup; warp < warpgroup + 64; warp += 16)
         for (std::uint64_t block = 0; block + 1 < walk; ++block) {
@@ -90,9 +92,8 @@ class Counters : public testing::TestWithParam<int> {
     EXPECT_EQ(counters.tma_load_bytes, tiles * 2 * tile_q * moved_d + loaded * (2 * tile_kv * moved_d + v_bytes));
     EXPECT_EQ(counters.wgmma_flops, computed * 2 * 64 * tile_kv * (d + d_v));
     EXPECT_EQ(counters.bank_conflicts, 0u);
-    // A tile's record: written once, read by every consumer thread; each CTA gets one more, which says that there are
-    // no more tiles.
-    const std::uint64_t records = (tiles + std::uint64_t(run.ctas)) * (1 + threads) * sizeof(attention::Tile);
+    // Each CTA gets one more record than tiles, which says that there are no more.
+    const std::uint64_t records = tiles + std::uint64_t(run.ctas), record = sizeof(attention::Tile);
     if (config.fp8()) {
       // V is read in pieces of 64 keys of 16 features, two at a time by each of three warps; beyond the end the last
       // one again.
@@ -110,12 +111,16 @@ class Counters : public testing::TestWithParam<int> {
                 computed * (d / 32 + d_v / std::uint64_t(config.pv_columns) * tile_kv / 32));
       // Every row gets its m once. Four threads hold it.
       EXPECT_EQ(counters.exp2, computed * 64 * tile_kv + heads * head.attending * 64 * 4);
+      // A record, with the scales of Q, is written once. Every consumer thread reads the tile when it comes, for each
+      // masked block and twice at the tile's end, and a scale with each block.
+      const std::uint64_t of_records = records * (record + threads / 128 * 4 + threads * record) +
+                                       heads * head.masked * 128 * record + computed * 128 * 4 +
+                                       2 * tiles * threads * record;
       // A block's two scales; of every block and the end of them what it is, for the 96 transposers (every tile has
-      // some); the scales of a tile's Q, read where its rows see keys; O, where it is staged.
+      // some); O, where it is staged.
       const std::uint64_t turns = config.transposes_v() ? loaded + std::uint64_t(run.ctas) : 0;
-      EXPECT_EQ(counters.ordinary_bytes, records + loaded * 8 + computed * 128 * 8 + turns * (1 + 96) * 4 +
-                                             tiles * threads / 128 * 4 + heads * head.attending * 128 * 4 +
-                                             staged * tile_q * d_v * 2);
+      EXPECT_EQ(counters.ordinary_bytes,
+                of_records + loaded * 8 + computed * 128 * 8 + turns * (1 + 96) * 4 + staged * tile_q * d_v * 2);
       return;
     }
     const std::uint64_t staged = config.output == attention::Output::by_registers ? 0 : tiles;
@@ -129,7 +134,8 @@ class Counters : public testing::TestWithParam<int> {
     EXPECT_EQ(counters.ldmatrix_bytes, 0u);
     // A cluster that asks for its items hands each over, and that there are no more: one word.
     const std::uint64_t handed_over = config.cluster > 1 && causal ? items : 0;
-    EXPECT_EQ(counters.ordinary_bytes, records + handed_over * 2 * 4);
+    // A record is written once, and read by every consumer thread.
+    EXPECT_EQ(counters.ordinary_bytes, records * (1 + threads) * record + handed_over * 2 * 4);
   }
 };
 

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "dtype.hpp"
@@ -22,18 +23,18 @@ constexpr int window = FA3_WINDOW;
 template <attention::ForwardConfig config>
 void expect_right(int clusters) {
   constexpr int seqlen_q = 2 * config.tile_q + 70, seqlen_k = seqlen_q + window, d = config.d, d_v = config.d_v;
-  static_assert(config.element == hopper::Element::f16 && seqlen_k > window + 2 * config.tile_kv);
+  using In = std::conditional_t<config.fp8(), E4m3, Half>;
+  static_assert((config.fp8() || config.element == hopper::Element::f16) && !config.v_is_transposed &&
+                seqlen_k > window + 2 * config.tile_kv);
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   const auto made = [&](int elements) {
-    std::vector<std::uint16_t> data((std::size_t(elements)));
-    for (std::uint16_t& x : data) x = from_float<Half>(normal(random)).bits;
+    std::vector<In> data((std::size_t(elements)));
+    for (In& x : data) x = from_float<In>(normal(random));
     return data;
   };
-  std::vector<std::uint16_t> q = made(seqlen_q * d), k = made(seqlen_k * d), v = made(seqlen_k * d_v);
-  const auto value = [](const std::vector<std::uint16_t>& x, int i) {
-    return double(to_float(Half{x[std::size_t(i)]}));
-  };
+  std::vector<In> q = made(seqlen_q * d), k = made(seqlen_k * d), v = made(seqlen_k * d_v);
+  const auto value = [](const auto& x, int i) { return double(to_float(x[std::size_t(i)])); };
   const double scale = 1 / std::sqrt(double(d));
   std::vector<double> o_expected(seqlen_q * d_v), lse_expected(seqlen_q);
   for (int row = 0; row < seqlen_q; ++row) {
@@ -53,19 +54,19 @@ void expect_right(int clusters) {
   for (const simulator::Completion completion :
        {simulator::Completion::eager, simulator::Completion::lazy, simulator::Completion::random}) {
     SCOPED_TRACE(simulator::name(completion));
-    std::vector<std::uint16_t> o(seqlen_q * d_v, 0xffff);
+    std::vector<Half> o(seqlen_q * d_v, Half{0xffff});
     std::vector<float> lse(seqlen_q, NAN);
-    const auto map = [&](const char* name, std::vector<std::uint16_t>& data, int features, int box_rows) {
-      const std::uint64_t row = 2 * std::uint64_t(features);
-      hopper::TensorMap made_map =
-          simulator::encode({name,
-                             data.data(),
-                             config.element,
-                             {std::uint64_t(features), data.size() / std::size_t(features), 1, 1},
-                             {row, row, row},
-                             64,
-                             std::uint32_t(box_rows),
-                             128});
+    // TMA knows pairs of e4m3.
+    const auto map = [&](const char* name, auto& data, int features, int box_rows) {
+      const std::uint64_t row = sizeof(data[0]) * std::uint64_t(features);
+      hopper::TensorMap made_map = simulator::encode({name,
+                                                      data.data(),
+                                                      hopper::Element::f16,
+                                                      {row / 2, data.size() / std::size_t(features), 1, 1},
+                                                      {row, row, row},
+                                                      64,
+                                                      std::uint32_t(box_rows),
+                                                      128});
       made_map.head_step = made_map.batch_step = 0;
       return made_map;
     };
@@ -73,8 +74,8 @@ void expect_right(int clusters) {
     args.q = map("Q", q, d, config.tile_q);
     args.k = map("K", k, d, config.tile_kv / config.cluster);
     args.v = map("V", v, d_v, config.tile_kv / config.cluster);
-    args.o = map("O", o, d_v, 16);
-    args.o_data = o.data();
+    args.o = map("O", o, d_v, config.output == attention::Output::in_v_ring ? 64 : 16);
+    args.o_data = &o[0].bits;
     args.o_stride[2] = d_v;
     args.o_columns = d_v;
     args.lse = lse.data();
@@ -95,8 +96,10 @@ void expect_right(int clusters) {
 
     for (int row = 0; row < seqlen_q; ++row)
       ASSERT_NEAR(lse[std::size_t(row)], lse_expected[std::size_t(row)], 1e-4) << "row " << row;
+    // P of e4m3 has three bits of mantissa.
     for (int i = 0; i < seqlen_q * d_v; ++i)
-      ASSERT_NEAR(value(o, i), o_expected[std::size_t(i)], 2e-3) << "row " << i / d_v << ", feature " << i % d_v;
+      ASSERT_NEAR(value(o, i), o_expected[std::size_t(i)], config.fp8() ? 3e-2 : 2e-3)
+          << "row " << i / d_v << ", feature " << i % d_v;
   }
 }
 
@@ -114,6 +117,15 @@ TEST(Window, BranchForEdgesOnBothSides) { expect_right<config_of<row_named("f16_
 TEST(Window, CtasOfAClusterSkipBlocksOnBothSides) {
   expect_right<config_of<row_named("f16_d128_cluster")>>(1);
   expect_right<config_of<row_named("f16_d256_cluster")>>(2);
+}
+
+TEST(Window, Fp8WithTurnsAndWithout) {
+  expect_right<config_of<row_named("e4m3_d64_short")>>(1);
+  expect_right<config_of<row_named("e4m3_d64")>>(2);
+}
+TEST(Window, Fp8WithOInTheRing) {
+  expect_right<config_of<row_named("e4m3_d128")>>(1);
+  expect_right<config_of<row_named("e4m3_d256")>>(2);
 }
 
 }  // namespace
