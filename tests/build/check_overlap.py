@@ -131,8 +131,8 @@ def rare_edges(code: list[Instruction], edges: list[list[int]], loop: set[int], 
             branch += 1
         if branch not in loop or code[branch].name != "BRA" or code[branch].guard not in (predicate, "!" + predicate):
             # A vote may also bring a predicate to the uniform datapath, where something selects by it.
-            selects = any(x.name in ("SEL", "USEL") and {predicate, "!" + predicate} & {*x.operands} for x in code[i + 1 : branch])
-            if not selects:
+            forms = {predicate, "!" + predicate}
+            if not any(x.name in ("SEL", "USEL") and forms & {*x.operands} for x in code[i + 1 : branch]):
                 findings.append(f"{code[i].address:#06x} {code[i].opcode} is not followed by a branch on {predicate}")
             continue
         taken = edges[branch][0]
