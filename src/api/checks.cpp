@@ -219,20 +219,20 @@ void check_e4m3_layout(const char* name, const TensorRef& tensor, int contiguous
 ScalesRef check_scales(const char* name, const fa3_scales& scales, const ForwardProblem& p, int64_t heads,
                        int64_t seqlen, std::vector<NamedBox>& inputs) {
   if (p.dtype != FA3_E4M3) {
-    if (scales.data != nullptr || scales.per_block != 0 || scales.reserved != 0 ||
+    if (scales.data != nullptr || scales.per_block != 0 || scales.narrow != 0 ||
         std::any_of(scales.stride, scales.stride + 3, [](int64_t stride) { return stride != 0; }))
       invalid(string(name) + " is given, but q.dtype is " + to_string(p.dtype) +
               "; unless that is FA3_E4M3 (3) it must be all zero");
     return {};
   }
-  if (scales.reserved != 0) invalid(string(name) + ".reserved is " + to_string(scales.reserved) + "; it must be 0");
-  ScalesRef ref;
+  ScalesRef ref, ones;
+  ref.narrow = ones.narrow = check_flag(scales.narrow, (string(name) + ".narrow").c_str());
   ref.per_block = check_flag(scales.per_block, (string(name) + ".per_block").c_str());
   const std::array<int64_t, 3> shape = ref.per_block
                                            ? std::array{p.batch, heads, (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS}
                                            : std::array{p.batch, p.kv_heads, int64_t(1)};
   ref.stride = check_strides((string(name) + ".stride").c_str(), shape, scales.stride);
-  if (scales.data == nullptr || shape[0] == 0 || shape[2] == 0) return {};
+  if (scales.data == nullptr || shape[0] == 0 || shape[2] == 0) return ones;
   ref.data = scales.data;
   check_pointer((string(name) + ".data").c_str(), ref.data, sizeof(float));
   check_reach(name, shape, ref.stride, sizeof(float));
@@ -428,7 +428,7 @@ std::array<int64_t, 3> scales_shape(const QuantizeProblem& p) {
 /// p.scale, from everything else of p. y is not empty.
 void check_quantizer_scales(const fa3_scales& scales, QuantizeProblem& p) {
   p.scale.per_block = check_flag(scales.per_block, "scale.per_block");
-  if (scales.reserved != 0) invalid("scale.reserved is " + to_string(scales.reserved) + "; it must be 0");
+  p.scale.narrow = check_flag(scales.narrow, "scale.narrow");
   if (p.scaling != FA3_SCALING_GIVEN) {
     if (p.scale.per_block != (p.scaling == FA3_SCALING_BLOCK))
       invalid("scale.per_block is " + to_string(scales.per_block) + "; with scaling = " + to_string(p.scaling) +

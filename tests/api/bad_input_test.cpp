@@ -198,7 +198,7 @@ const BadInput<E4m3Data> bad_e4m3[] = {
      [](auto& x) { x.on_cuda(), x.params.q.stride[2] = 16; },
      {"q:", "stride 0"},
      FA3_NOT_SUPPORTED},
-    {"ScaleReserved", [](auto& x) { x.params.q_scale.reserved = 2; }, {"q_scale.reserved is 2", "0"}},
+    {"ScaleNarrow", [](auto& x) { x.params.q_scale.narrow = 2; }, {"q_scale.narrow is 2", "0 or 1"}},
     {"ScalePerBlock", [](auto& x) { x.params.k_scale.per_block = 2; }, {"k_scale.per_block is 2", "0 or 1"}},
     {"ScaleStride", [](auto& x) { x.params.v_scale.stride[1] = -3; }, {"v_scale.stride[1] is -3", "negative"}},
     {"ScaleStrideOfBlocks", [](auto& x) { x.params.q_scale.stride[2] = -1; }, {"q_scale.stride[2] is -1", "negative"}},
