@@ -51,6 +51,7 @@ MAX_RELATIVE_ERROR = 2e-2
 # whatever the length; a block of 128 keys lost gives 8.8e-2 at 16k keys, more at fewer.
 MAX_RELATIVE_ERROR_E4M3 = 6e-2
 E4M3_MAX = 448.0
+E4M3_NARROW = (15.0, 15.0, 1.125)  # the largest values of q, k and v for sums in f16 (fa3_scales.largest)
 SCALE_ROWS = 128  # FA3_SCALE_ROWS
 OWN_F16 = "own_f16"  # fa3's own f16 kernel, timed beside its e4m3 one; not a peer
 
@@ -82,7 +83,7 @@ class ScalesParam(ctypes.Structure):
     _fields_ = [
         ("data", ctypes.c_void_p),
         ("per_block", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("largest", ctypes.c_float),
         ("stride", ctypes.c_int64 * 3),
     ]
 
@@ -220,9 +221,9 @@ class Fa3:
             params.lse = inputs.lse.data_ptr()
             params.lse_stride = (ctypes.c_int64 * 3)(*inputs.lse.stride())
         if inputs.scales is not None:
-            for name, scale in zip(("q_scale", "k_scale", "v_scale"), inputs.scales):
+            for name, scale, largest in zip(("q_scale", "k_scale", "v_scale"), inputs.scales, cell.largest()):
                 stride = (ctypes.c_int64 * 3)(*scale.stride())
-                setattr(params, name, ScalesParam(data=scale.data_ptr(), per_block=1, stride=stride))
+                setattr(params, name, ScalesParam(data=scale.data_ptr(), per_block=1, largest=largest, stride=stride))
         if op == "backward":
             params.deterministic = cell.deterministic
         return params
@@ -270,6 +271,11 @@ class Cell:
     mode: str  # a key of BUDGET_S
     op: str = "forward"  # or backward
     deterministic: bool = False  # fa3's backward pass; its peers are as they are
+    narrow: bool = False  # e4m3: its values are at most E4M3_NARROW, not E4M3_MAX
+
+    def largest(self) -> tuple[float, float, float]:
+        """Of e4m3: of the values of q, k and v."""
+        return E4M3_NARROW if self.narrow else (E4M3_MAX,) * 3
 
     def flops(self) -> float:
         """2 seqlen^2 (d + d_v) heads batch, half of that if causal; 2.5 times that for the backward pass."""
@@ -290,13 +296,15 @@ class Cell:
             del row["d_v"]
         if not self.deterministic:
             del row["deterministic"]
+        if self.dtype != "e4m3":
+            del row["narrow"]
         return row
 
     def __str__(self) -> str:
         d = f"{self.d}" if self.d_v == self.d else f"{self.d},{self.d_v}"
         return (
             f"{self.dtype} d={d} {'causal' if self.causal else 'full'} {self.batch}x{self.seqlen} "
-            f"heads {self.heads}/{self.kv_heads} {self.mode}{' deterministic' if self.deterministic else ''}"
+            f"heads {self.heads}/{self.kv_heads} {self.mode}{' deterministic' if self.deterministic else ''}{' narrow' if self.narrow else ''}"
         )
 
 
@@ -344,7 +352,7 @@ def cells(args: argparse.Namespace) -> list[Cell]:
             elif mode == "short":
                 shapes += [shape for shape in SHAPES[name] if shape[2] in args.masks]
         result += [
-            Cell(dtype, *shape, mode, args.op, args.deterministic)
+            Cell(dtype, *shape, mode, args.op, args.deterministic, dtype == "e4m3" and not args.wide)
             for dtype, shape in itertools.product(args.dtype or GRIDS[args.device].dtypes, shapes)
         ]
     return list(dict.fromkeys(result))
@@ -394,9 +402,9 @@ class Inputs:
         return (self.dq, self.dk, self.dv) if op == "backward" else (self.o,)
 
 
-def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in e4m3, and its scales [batch, heads, blocks]: the largest |x| of SCALE_ROWS rows of a head becomes E4M3_MAX."""
-    scale = torch.stack([rows.abs().amax((1, 3)) for rows in x.float().split(SCALE_ROWS, 1)], 2) / E4M3_MAX
+def quantized(x: torch.Tensor, largest: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """x in e4m3, and its scales [batch, heads, blocks]: the largest |x| of SCALE_ROWS rows of a head becomes `largest`."""
+    scale = torch.stack([rows.abs().amax((1, 3)) for rows in x.float().split(SCALE_ROWS, 1)], 2) / largest
     return (x / scale_of_rows(scale, x.shape[1])).to(torch.float8_e4m3fn), scale
 
 
@@ -420,7 +428,7 @@ def make_inputs(cell: Cell, device: str) -> list[Inputs]:
         q, k, v = normal(cell.heads, cell.d), normal(cell.kv_heads, cell.d), normal(cell.kv_heads, cell.d_v)
         inputs = Inputs(q, k, v, q.new_full((*q.shape[:3], cell.d_v), math.nan))
         if cell.dtype == "e4m3":
-            values, scales = zip(*(quantized(x) for x in (q, k, v)))
+            values, scales = zip(*map(quantized, (q, k, v), cell.largest()))
             inputs = Inputs(*values, torch.full_like(inputs.o, math.nan, dtype=torch.bfloat16), scales=scales, f16=inputs)
         if cell.op == "backward":
             inputs.d_o = normal(cell.heads, cell.d_v)
@@ -668,12 +676,18 @@ def require_writable(path: pathlib.Path) -> None:
 
 
 def default_path(
-    fa3: Fa3, device: str, sets: list[str], op: str = "forward", deterministic: bool = False, e4m3: bool = False
+    fa3: Fa3,
+    device: str,
+    sets: list[str],
+    op: str = "forward",
+    deterministic: bool = False,
+    e4m3: bool = False,
+    wide: bool = False,
 ) -> pathlib.Path:
     """Names the pass, e4m3, and the sets unless it is the grid alone."""
     folder = device_name(device).removeprefix("NVIDIA ").lower().replace(" ", "-") if device == "cuda" else "cpu"
     base = ROOT if (ROOT / "tools" / "source_hash").exists() else pathlib.Path.cwd()  # a source tree, or installed
-    named = "e4m3-" if e4m3 else ""
+    named = ("e4m3-" if e4m3 else "") + ("wide-" if wide else "")
     named += "" if sets == ["grid"] else "-".join(sets) + "-"
     named += "deterministic-" if deterministic else ""
     return base / "bench" / "results" / folder / f"{op}-{named}{datetime.date.today()}-{fa3.source_hash[:8]}.json"
@@ -774,6 +788,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny shapes, one peer")
     parser.add_argument("--op", choices=("forward", "backward"), default="forward", help="the pass (default forward)")
+    parser.add_argument("--wide", action="store_true", help="with --dtype e4m3: all values up to 448")
     parser.add_argument("--deterministic", action="store_true", help="with --op backward: fa3's deterministic one")
     parser.add_argument("--lib", type=pathlib.Path, help="default build/gpu/src/libfa3.so; on cpu build/cpu/..")
     parser.add_argument("--out", type=pathlib.Path, help="default bench/results/<device>/<op>-<date>-<hash>.json")
@@ -814,6 +829,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--compiler", help="what built the library, for the record; default: the nvcc found here")
     parser.set_defaults(masks=(False, True))
     args = parser.parse_args(argv)
+    if args.wide and "e4m3" not in (args.dtype or ()):
+        parser.error("--wide is for --dtype e4m3")
     if args.deterministic and args.op != "backward":
         parser.error("--deterministic is for --op backward")
     if "e4m3" in (args.dtype or ()):
@@ -851,7 +868,7 @@ def main(argv: list[str] | None = None) -> int:
             raise BenchError("PyTorch finds no GPU here; --device cpu times the CPU backend")
         build = "gpu" if args.device == "cuda" else "cpu"
         fa3 = Fa3(args.lib or ROOT / "build" / build / "src" / "libfa3.so", args.device, args.sm_margin)
-        path = args.out or default_path(fa3, args.device, args.set, args.op, args.deterministic, args.dtype == ["e4m3"])
+        path = args.out or default_path(fa3, args.device, args.set, args.op, args.deterministic, args.dtype == ["e4m3"], args.wide)
         require_writable(path)
         planned = cells(args)
         torch.manual_seed(args.seed)

@@ -2,6 +2,7 @@
 // The api layer makes it; the GPU launcher, the CPU backend and the fp64 reference read it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -57,7 +58,7 @@ struct ScalesRef {
   float* data = nullptr;  // null: all are 1
   bool per_block = false;
   std::array<std::int64_t, 3> stride{};  // batch, head, block
-  bool narrow = false;                   // no value of the tensor is larger than FA3_E4M3_NARROW in size
+  float largest = 448;                   // no value of the tensor exceeds it in size
 
   /// Of row `row` of head `head`; `group` heads share one that is not per block.
   float of(std::int64_t batch, std::int64_t head, std::int64_t row, std::int64_t group) const {
@@ -77,8 +78,10 @@ struct ForwardProblem : Problem {
   /// e4m3 only: the keys of V are contiguous, not its features.
   bool v_is_d_major() const { return !v.empty() && v.stride[3] != 1; }
   fa3_dtype dtype_of_o() const { return dtype == FA3_E4M3 ? o_dtype : dtype; }
-  /// e4m3 only: of q, k and v.
-  bool narrow() const { return q_scale.narrow && k_scale.narrow && v_scale.narrow; }
+  /// e4m3 only: that sums in f16 are enough for the products.
+  bool narrow() const {
+    return std::max(q_scale.largest, k_scale.largest) <= FA3_E4M3_NARROW_QK && v_scale.largest <= FA3_E4M3_NARROW_V;
+  }
   /// Floating-point operations of the two products: 2 (d + d_v) for each visible pair.
   double flops() const { return 2.0 * double(d + d_v) * visible_pairs(); }
 };

@@ -53,8 +53,9 @@ typedef enum fa3_dtype {
 /* Rows of a sequence that share a scale of an e4m3 tensor. */
 #define FA3_SCALE_ROWS 128
 
-/* The largest magnitude of a narrow e4m3 tensor (fa3_scales.narrow). Products of such tensors fit sums in f16. */
-#define FA3_E4M3_NARROW 15
+/* fa3_scales.largest with which products of e4m3 tensors fit sums in f16. */
+#define FA3_E4M3_NARROW_QK 15.0f
+#define FA3_E4M3_NARROW_V 1.125f
 
 /* Scales of an e4m3 tensor: an element stands for its e4m3 value times its scale. f32, on the device of the tensor,
  * aligned to 4 bytes. They must be positive and finite; their values are not looked at. */
@@ -62,8 +63,9 @@ typedef struct fa3_scales {
   float* data;       /* NULL: all are 1 */
   int32_t per_block; /* 0: [batch, kv_heads], one for a key/value head, for q that of all its query heads;
                         1: [batch, heads, ceil(seqlen / FA3_SCALE_ROWS)], one for each block of rows of each head */
-  int32_t narrow;    /* 1: no e4m3 value of the tensor is larger than FA3_E4M3_NARROW in size, which is not looked at.
-                        Attention on cuda is faster if that holds for q, k and v. 0: up to 448 */
+  float largest;     /* a number of e4m3 above 0, which no value of the tensor exceeds in size (that is not looked at);
+                        0: 448. Attention on cuda is faster with no more than FA3_E4M3_NARROW_QK for q and k and
+                        FA3_E4M3_NARROW_V for v */
   int64_t stride[3]; /* elements, for batch, head and block (ignored if not per_block); >= 0; 0 repeats */
 } fa3_scales;
 
@@ -123,9 +125,9 @@ typedef struct fa3_forward_params {
    * 16; on cuda they may repeat batch entries and heads by stride 0, but not overlap otherwise. v may also be d-major:
    * stride[1] is 1 then, and stride[3] a multiple of 16 (of a row with an odd number of keys the byte behind them is
    * read, and ignored). o is f16 or bf16. P is rounded to e4m3, too. On cuda the tensor core adds products of e4m3 with
-   * fewer bits than f32 has, and all other sums are f32. If all three are narrow it adds in f16, as are a block's sums of
-   * P (docs/numerics.md, FP8); where one is larger all the same, or softmax_scale * q . k is beyond 45,000, O and LSE of
-   * the row may be anything, NaN for the most part. */
+   * fewer bits than f32 has, and all other sums are f32. If `largest` of all three is narrow it adds in f16, as are a block's
+   * sums of P (docs/numerics.md, FP8); where a value is larger all the same, or softmax_scale * q . k beyond 2,800, O and LSE of the
+   * row may be anything. */
   fa3_scales q_scale;
   fa3_scales k_scale;
   fa3_scales v_scale;
@@ -161,7 +163,7 @@ FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace
 
 /* From 16 bits to e4m3, for the forward pass: first rotary embedding, if rope_cos is given, then incoherent processing,
  * if `rotate`, then the scale:  y = e4m3(x' / scale), rounded to nearest even, values above 448 becoming 448, Inf and
- * NaN becoming NaN; if scale.narrow, FA3_E4M3_NARROW takes the place of 448 here and below. docs/numerics.md, FP8, defines every step to the bit.
+ * NaN becoming NaN; scale.largest, if not 0, takes the place of 448 here and below. docs/numerics.md, FP8, defines every step to the bit.
  *
  * Zero-initialise, then set struct_size = sizeof(fa3_quantize_params) and api_version = FA3_API_VERSION. */
 typedef enum fa3_scaling {

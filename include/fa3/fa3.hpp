@@ -95,7 +95,7 @@ fa3_tensor to_c(const BasicView<Pointer, 4>& view) {
 }
 
 inline fa3_scales to_c(const ScalesView& view) {
-  return {view.data, view.per_block, view.narrow, {view.stride[0], view.stride[1], view.per_block ? view.stride[2] : 0}};
+  return {view.data, view.per_block, view.largest, {view.stride[0], view.stride[1], view.per_block ? view.stride[2] : 0}};
 }
 
 /// That `view` has the extents `shape`, called `letters`; else says what it has.

@@ -71,7 +71,7 @@ struct ScalesView {
   std::array<std::int64_t, 3> stride{};
   bool per_block = false;
   Device device = Device::automatic;
-  bool narrow = false;  ///< no e4m3 value of the tensor is larger than FA3_E4M3_NARROW in size
+  float largest = 0;  ///< no e4m3 value of the tensor exceeds this in size (fa3_scales); 0: 448
 
   /// Dense, one for each key/value head.
   static ScalesView of_heads(float* data, std::int64_t batch, std::int64_t heads, Device device = Device::automatic) {

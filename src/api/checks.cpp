@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <string>
 
+#include "dtype.hpp"
 #include "kernels/plan.hpp"
 
 namespace fa3::api {
@@ -215,18 +216,27 @@ void check_e4m3_layout(const char* name, const TensorRef& tensor, int contiguous
   }
 }
 
+/// The largest value of an e4m3 tensor whose scales are called `name`.
+float check_largest(float largest, const char* name) {
+  if (largest == 0) return 448;
+  if (!(largest > 0) || to_float(from_float<E4m3>(largest)) != largest)
+    invalid(string(name) + ".largest is " + to_string(largest) +
+            "; it must be 0, for 448, or a number of e4m3 above 0, such as 15 or 1.125");
+  return largest;
+}
+
 /// The scales of a tensor with `heads` heads and `seqlen` rows, and what memory they take.
 ScalesRef check_scales(const char* name, const fa3_scales& scales, const ForwardProblem& p, int64_t heads,
                        int64_t seqlen, std::vector<NamedBox>& inputs) {
   if (p.dtype != FA3_E4M3) {
-    if (scales.data != nullptr || scales.per_block != 0 || scales.narrow != 0 ||
+    if (scales.data != nullptr || scales.per_block != 0 || scales.largest != 0 ||
         std::any_of(scales.stride, scales.stride + 3, [](int64_t stride) { return stride != 0; }))
       invalid(string(name) + " is given, but q.dtype is " + to_string(p.dtype) +
               "; unless that is FA3_E4M3 (3) it must be all zero");
     return {};
   }
   ScalesRef ref, ones;
-  ref.narrow = ones.narrow = check_flag(scales.narrow, (string(name) + ".narrow").c_str());
+  ref.largest = ones.largest = check_largest(scales.largest, name);
   ref.per_block = check_flag(scales.per_block, (string(name) + ".per_block").c_str());
   const std::array<int64_t, 3> shape = ref.per_block
                                            ? std::array{p.batch, heads, (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS}
@@ -428,7 +438,7 @@ std::array<int64_t, 3> scales_shape(const QuantizeProblem& p) {
 /// p.scale, from everything else of p. y is not empty.
 void check_quantizer_scales(const fa3_scales& scales, QuantizeProblem& p) {
   p.scale.per_block = check_flag(scales.per_block, "scale.per_block");
-  p.scale.narrow = check_flag(scales.narrow, "scale.narrow");
+  p.scale.largest = check_largest(scales.largest, "scale");
   if (p.scaling != FA3_SCALING_GIVEN) {
     if (p.scale.per_block != (p.scaling == FA3_SCALING_BLOCK))
       invalid("scale.per_block is " + to_string(scales.per_block) + "; with scaling = " + to_string(p.scaling) +

@@ -10,6 +10,8 @@
 // - The tensor core adds e4m3 products with few bits. A block's P V begins at 0, and is added to O in f32 with the
 //   block's scale of V: two levels of sums, and scales of blocks at no cost. Those of Q and K are one factor of the
 //   block's exponents.
+// - Of narrow q, k and v (fa3.h) it adds in f16: config.f16_sums. S and the parts of P V take half of the registers then,
+//   and the softmax goes by pairs (docs/lab_book.md, 52).
 // - There is no shared memory for O. It is staged in the ring of V^T, where each warpgroup has a turn after a tile's
 //   blocks, or stored from registers (Output; output_fp8.hpp).
 //
@@ -23,8 +25,8 @@
 //   releases                       V^T(j)                    K(j+1)
 //   transposers [V^T(j+1) from V(j+1)]
 //
-// At a tile's end no other product is left to work under, so what can be done earlier is (docs/lab_book.md, 50; in rows
-// that have something else to do under S the blocks are counted behind P V):
+// At a tile's end no other product is left to work under, so what can be done earlier is (docs/lab_book.md, 50; where
+// four warpgroups share the schedulers the blocks are counted behind P V):
 //
 //   GEMMs       [S(last)              ]          [P(last) V(last)       ]
 //   registers   [the next tile's blocks][P(last)][1 / l; O / l, by parts][O staged, stored]
@@ -34,6 +36,7 @@
 #include "attention/item_queue.hpp"
 #include "attention/output_fp8.hpp"
 #include "attention/transpose_values.hpp"
+#include "fa3/fa3.h"
 #include "hopper/hopper.hpp"
 
 namespace fa3::attention {
@@ -196,10 +199,31 @@ HOPPER_FUNCTION void run_transposer(Shared<config>& shared, int warp) {
 // --------------------------------------------------------------------------------------------------------------------
 // Softmax.
 
-/// As OnlineSoftmax, but P may be no more than 448, to which the conversion saturates. So the block's maximum is looked
-/// at before; m still lags behind and O is rarely rescaled. A block has a scale of its own.
+/// The largest of a row's scores; -inf if all are NaN.
+template <int columns>
+HOPPER_FUNCTION float largest_of(const hopper::HalfAccumulator<columns>& s, int r) {
+  std::uint32_t largest = 0xfc00fc00u;
+  HOPPER_UNROLL
+  for (int j = 0; j < columns / 8; ++j) largest = hopper::pair_maximum(largest, s.value[2 * j + r]);
+  float low, high;
+  hopper::unpack2<hopper::Element::f16>(largest, low, high);
+  return hopper::maximum(low, high);
+}
+
+/// As OnlineSoftmax, but P may be no more than what e4m3 holds, or with sums in f16 what a block's P V holds. So the
+/// block's maximum is looked at before; m still lags behind and O is rarely rescaled. A block has a scale of its own.
+///
+/// With f16_sums all of it but l and O is in f16, two keys at a time; m and the scale are numbers of f16, so that the
+/// exponents are rounded once. Not for scores beyond 4096 (log2), where m is rounded by more than P has room for.
+template <bool f16_sums>
 class Fp8Softmax {
  public:
+  /// What the exponents can be multiplied by. At least the smallest number there is: times 0 the -inf of a masked score
+  /// would be NaN.
+  HOPPER_FUNCTION static float held(float scale) {
+    return f16_sums ? in_f16(hopper::maximum(scale, 0x1p-24f)) : hopper::maximum(scale, 0x1p-126f);
+  }
+
   /// P = 2^(S * scale - m) in e4m3, as the A operand of P V; l grows by its sums before rounding.
   template <int columns>
   HOPPER_FUNCTION void exponentiate(hopper::OperandA<columns / 2>& p, const hopper::Accumulator<columns>& s,
@@ -219,29 +243,48 @@ class Fp8Softmax {
     l_[0] += sum[0];
     l_[1] += sum[1];
   }
-
-  /// If false no P of the two rows leaves the range of e4m3 (or it is NaN, as may be the row). Looks at scores above 0
-  /// only, with half of the instructions; those below it matter only where m is small.
   template <int columns>
-  HOPPER_FUNCTION bool may_outgrow(const hopper::Accumulator<columns>& s, float scale) {
+  HOPPER_FUNCTION void exponentiate(hopper::OperandA<columns / 2>& p, const hopper::HalfAccumulator<columns>& s,
+                                    float scale) {
+    std::uint32_t sum[2] = {0, 0};  // at most 16 pairs of 2^log2_most
+    const std::uint32_t factor = twice(scale), minus_m[2] = {twice(-m_[0]), twice(-m_[1])};
+    HOPPER_UNROLL
+    for (int i = 0; i < columns / 8; ++i) {
+      const int r = i % 2, j = i / 2 * 2;
+      std::uint32_t x[2];
+      HOPPER_UNROLL
+      for (int e = 0; e < 2; ++e)
+        x[e] = hopper::pair_exp2(hopper::pair_fma(s.value[2 * (j + e) + r], factor, minus_m[r]));
+      sum[r] = hopper::pair_sum(sum[r], hopper::pair_sum(x[0], x[1]));
+      p.value[i] = hopper::pack4_e4m3(x[0], x[1]);
+    }
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      largest_[r] = 0;
-      HOPPER_UNROLL
-      for (int j = 0; j < columns / 8; ++j)
-        largest_[r] = hopper::maximum_from_0(largest_[r], s.value[4 * j + 2 * r], s.value[4 * j + 2 * r + 1]);
+      float low, high;
+      hopper::unpack2<hopper::Element::f16>(sum[r], low, high);
+      l_[r] += low + high;
     }
+  }
+
+  /// If false no P of the two rows leaves its range (or it is NaN, as may be the row). Looks at scores above 0 only,
+  /// with half of the instructions; those below it matter only where m is small.
+  HOPPER_FUNCTION bool may_outgrow(const auto& s, float scale) {
+    HOPPER_UNROLL
+    for (int r = 0; r < 2; ++r) largest_[r] = largest_above_0(s, r);
     return outgrows(0, largest_[0] * scale) || outgrows(1, largest_[1] * scale);
   }
   /// As OnlineSoftmax::raise(), of the rows whose P would leave the range, after may_outgrow(). By the whole warp.
-  template <int columns>
-  HOPPER_FUNCTION Rescale raise(const hopper::Accumulator<columns>& s, float scale) {
+  HOPPER_FUNCTION Rescale raise(const auto& s, float scale) {
     Rescale rescale;
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
       float largest = hopper::quad_max(largest_[r]);
       if (hopper::warp_any(largest == 0)) largest = hopper::quad_max(largest_of(s, r));  // none above 0: the others
-      const float m = outgrows(r, largest * scale) ? largest * scale - log2_largest : m_[r];
+      float m = m_[r];
+      if (outgrows(r, largest * scale)) {
+        m = largest * scale - (m == unseen ? log2_first : log2_later);
+        if constexpr (f16_sums) m = in_f16(m);
+      }
       rescale.factor[r] = m == m_[r] ? 1.0f : hopper::exp2(m_[r] - m);
       m_[r] = m;
       l_[r] *= rescale.factor[r];
@@ -260,11 +303,32 @@ class Fp8Softmax {
   HOPPER_FUNCTION bool nothing_seen(int r) const { return m_[r] == unseen; }
 
  private:
-  static constexpr float unseen = -0x1.fffffep127f;  // as in OnlineSoftmax
+  static constexpr float unseen = f16_sums ? -65504.0f : -0x1.fffffep127f;  // as in OnlineSoftmax
   // When m is set the largest P is 2^this: far enough below 448 that m is rarely raised, and far above 2^-6, where e4m3
-  // begins to lose bits (docs/numerics.md).
-  static constexpr float log2_largest = 6.0f;
+  // begins to lose bits (docs/numerics.md). In a row's first block, beyond whose maximum it will see others, less than
+  // later.
+  static constexpr float log2_first = 4.0f, log2_later = 6.0f;
   static constexpr float log2_most = 8.75f;  // 2^8.75 is a little below 432, from where the conversion rounds to 448
+  static_assert(128 * 448 * FA3_E4M3_NARROW_V < 65504);
+
+  template <int columns>
+  HOPPER_FUNCTION static float largest_above_0(const hopper::Accumulator<columns>& s, int r) {
+    float largest = 0;
+    HOPPER_UNROLL
+    for (int j = 0; j < columns / 8; ++j)
+      largest = hopper::maximum_from_0(largest, s.value[4 * j + 2 * r], s.value[4 * j + 2 * r + 1]);
+    return largest;
+  }
+  template <int columns>
+  HOPPER_FUNCTION static float largest_above_0(const hopper::HalfAccumulator<columns>& s, int r) {
+    return hopper::maximum(largest_of(s, r), 0.0f);
+  }
+  HOPPER_FUNCTION static std::uint32_t twice(float x) { return hopper::pack2<hopper::Element::f16>(x, x); }
+  HOPPER_FUNCTION static float in_f16(float x) {
+    float low, high;
+    hopper::unpack2<hopper::Element::f16>(twice(x), low, high);
+    return low;
+  }
   HOPPER_FUNCTION bool outgrows(int r, float largest) const { return largest - m_[r] > log2_most; }
 
   float m_[2] = {unseen, unseen};
@@ -296,15 +360,22 @@ class Fp8Consumer {
   static constexpr int parts = config.d_v / config.pv_columns;
   static constexpr int parts_at_once = parts > 1 ? 2 : 1;  // one is added under the next one's product
   // Whether there are registers for S of the next block beside the last part, O and P, and some for the rest.
-  static constexpr bool s_under_pv = config.tile_kv / 2 + config.pv_columns / 2 + config.d_v / 2 + config.tile_kv / 8 <=
-                                     config.consumer_registers() - 16;
+  // Not if four share the schedulers: others have something to do then.
+  static constexpr bool s_under_pv =
+      config.consumer_warpgroups() < 4 &&
+      (config.tile_kv + config.pv_columns) / (config.f16_sums ? 4 : 2) + config.d_v / 2 + config.tile_kv / 8 <=
+          config.consumer_registers() - 16;
   // Whether a warpgroup waits for S with nothing else to do: not if S runs under P V, nor if four share the schedulers.
   static constexpr bool idle_under_s = !s_under_pv && config.consumer_warpgroups() < 4;
-  using S = hopper::Accumulator<config.tile_kv>;        // 64 x B_c, f32
-  using P = hopper::OperandA<config.tile_kv / 2>;       // 64 x B_c, e4m3
-  using O = hopper::Accumulator<config.d_v>;            // 64 x d_v, f32
-  using Part = hopper::Accumulator<config.pv_columns>;  // of P V of a block
+  template <int columns>
+  using Sum = std::conditional_t<config.f16_sums, hopper::HalfAccumulator<columns>, hopper::Accumulator<columns>>;
+  using Softmax = Fp8Softmax<config.f16_sums>;
+  using S = Sum<config.tile_kv>;                   // 64 x B_c
+  using P = hopper::OperandA<config.tile_kv / 2>;  // 64 x B_c, e4m3
+  using O = hopper::Accumulator<config.d_v>;       // 64 x d_v, f32
+  using Part = Sum<config.pv_columns>;             // of P V of a block
   using BlockScales = typename Shared<config>::BlockScales;
+  static_assert(!config.f16_sums || config.d * FA3_E4M3_NARROW_QK * FA3_E4M3_NARROW_QK < 65504);
 
   HOPPER_FUNCTION int my_row() const { return warp_row_ + hopper::lane() / 4; }
 
@@ -331,9 +402,18 @@ class Fp8Consumer {
   /// O += v_scale * P V, of one part.
   HOPPER_FUNCTION static void add(O& o, const Part& pv, int part, float v_scale) {
     HOPPER_UNROLL
-    for (int i = 0; i < config.pv_columns / 2; ++i) {
-      float& sum = o.value[config.pv_columns / 2 * part + i];
-      sum = hopper::fma(v_scale, pv.value[i], sum);
+    for (int i = 0; i < config.pv_columns / 2; i += 2) {
+      float product[2];
+      if constexpr (config.f16_sums) {
+        hopper::unpack2<hopper::Element::f16>(pv.value[i / 2], product[0], product[1]);
+      } else {
+        product[0] = pv.value[i], product[1] = pv.value[i + 1];
+      }
+      HOPPER_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        float& sum = o.value[config.pv_columns / 2 * part + i + e];
+        sum = hopper::fma(v_scale, product[e], sum);
+      }
     }
   }
 
@@ -349,7 +429,7 @@ class Fp8Consumer {
   }
 
   /// [9] [10] P of the block.
-  HOPPER_FUNCTION static void exponentiate(const S& s, float scale, P& p, O& o, bool o_is_0, Fp8Softmax& softmax) {
+  HOPPER_FUNCTION static void exponentiate(const S& s, float scale, P& p, O& o, bool o_is_0, Softmax& softmax) {
     if (hopper::warp_any(softmax.may_outgrow(s, scale))) {
       const Rescale rescale = softmax.raise(s, scale);
       if (!o_is_0) rescale_rows(o, rescale);
@@ -389,13 +469,13 @@ class Fp8Consumer {
     bool blank[2];
   };
   /// [12] After the last block. Stores LSE.
-  HOPPER_FUNCTION RowEnds end_rows(const Fp8Softmax& softmax, const Tile& tile) const {
+  HOPPER_FUNCTION RowEnds end_rows(const Softmax& softmax, const Tile& tile) const {
     const auto row_of = [&](int r) { return tile.first_row + my_row() + 8 * r; };
     RowEnds ends;
     float lse[2];
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
-      const Fp8Softmax::Row row = softmax.finish(r);
+      const typename Softmax::Row row = softmax.finish(r);
       const Interval keys = args_.mask.visible(row_of(r));
       ends.blank[r] = softmax.nothing_seen(r) && keys.first >= keys.end;
       ends.factor[r] = row.normalise;
@@ -440,7 +520,7 @@ class Fp8Consumer {
 
   /// Attends to the tile of the last next_tile(), and goes on to the next one.
   HOPPER_FUNCTION void attend() {
-    Fp8Softmax softmax;
+    Softmax softmax;
     O o{};
     HOPPER_NO_UNROLL
     for (; block_ >= mine_.end; --block_) skip();
@@ -454,8 +534,7 @@ class Fp8Consumer {
         const BlockScales scales = issue_s(s);
         turn_.pass();
         const float q_scale = hopper::load_shared(record(0).q_scale[warpgroup_]);
-        // At least the smallest normal number: times 0 the -inf of a masked score would be NaN.
-        s_scale = hopper::maximum(args_.scale.scale_log2 * q_scale * scales.k, 0x1p-126f);
+        s_scale = Softmax::held(args_.scale.scale_log2 * q_scale * scales.k);
         v_scale = scales.v;
       };
       const auto nothing = [](auto...) {};

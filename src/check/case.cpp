@@ -22,7 +22,7 @@ constexpr std::pair<const char*, fa3_dtype> o_dtypes[] = {{"f16", FA3_F16}, {"bf
 constexpr std::pair<const char*, Scales> scales[] = {
     {"none", Scales::none}, {"head", Scales::head}, {"block", Scales::block},   {"transposed", Scales::transposed},
     {"wild", Scales::wild}, {"tiny", Scales::tiny}, {"repeat", Scales::repeat}, {"repeat_block", Scales::repeat_block}};
-constexpr const char* e4m3_keys[] = {"o_dtype", "descale", "q_descale", "k_descale", "v_descale"};
+constexpr const char* e4m3_keys[] = {"o_dtype", "narrow", "descale", "q_descale", "k_descale", "v_descale"};
 constexpr std::pair<const char*, LseLayout> lse_layouts[] = {
     {"none", LseLayout::none}, {"dense", LseLayout::dense}, {"transposed", LseLayout::transposed}};
 constexpr std::pair<const char*, Layout> layouts[] = {{"dense", Layout::dense},
@@ -200,6 +200,7 @@ Case parse_case(const Json& object) {
               {{"name", [&](const Json& x) { c.name = x.get<std::string>(); }},
                {"dtype", [&](const Json& x) { c.dtype = choice(x, "dtype", dtypes), has_dtype = true; }},
                {"o_dtype", [&](const Json& x) { c.o_dtype = choice(x, "o_dtype", o_dtypes); }},
+               {"narrow", [&](const Json& x) { c.narrow = boolean(x, "narrow"); }},
                {"descale", [](const Json&) {}},
                {"q_descale", descale(c.q, "q_descale")},
                {"k_descale", descale(c.k, "k_descale")},

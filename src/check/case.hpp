@@ -68,6 +68,7 @@ struct Case {
   int sm_margin = 0;
   std::optional<float> softmax_scale;
   TensorSpec q, k, v, o;
+  bool narrow = false;  // e4m3: q, k and v are no larger than what rows with sums in f16 take, and their scales say so
   LseLayout lse = LseLayout::dense;
   std::vector<Patch> patches;
   bool null_if_empty = false;  // tensors without elements are passed as null pointers

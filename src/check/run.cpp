@@ -185,6 +185,26 @@ void apply(Memory& memory, const Patch& patch) {
         }
 }
 
+/// What `largest` says of a tensor's scales.
+float largest_of(const Case& c, int tensor) {
+  return !c.narrow ? 448.0f : tensor == V || tensor == VScale ? FA3_E4M3_NARROW_V : FA3_E4M3_NARROW_QK;
+}
+
+/// That no finite element of a tensor of e4m3 is larger than a narrow case promises.
+void check_narrow(const Case& c, Memory& memory, int tensor) {
+  const Placement& p = memory.placement[std::size_t(tensor)];
+  if (p.empty()) return;
+  const E4m3* data = static_cast<const E4m3*>(memory.first(tensor));
+  for_each_row(p.shape, [&](int64_t b, int64_t s, int64_t h) {
+    for (int64_t i = 0; i < p.shape[3]; ++i) {
+      const float x = to_float(data[b * p.stride[0] + s * p.stride[1] + h * p.stride[2] + i * p.stride[3]]);
+      if (std::abs(x) > largest_of(c, tensor))
+        throw std::runtime_error(fmt::format("case {} is narrow, but {} holds {}; at most {} is allowed", c.name,
+                                             tensor_names[tensor], x, largest_of(c, tensor)));
+    }
+  });
+}
+
 bool per_block(Scales scales) { return scales >= Scales::block && scales != Scales::repeat; }
 
 /// The scales of a tensor, as a tensor [batch, heads, blocks, 1].
@@ -230,10 +250,14 @@ Memory make_memory(const Case& c) {
     inputs.push_back({DO, &c.d_o});
   }
   with_input_dtype(c.dtype, [&]<class T>(T) {
-    for (const auto& [tensor, spec] : inputs)
-      fill<T>(memory, tensor, *spec, c.name + (tensor == DO ? "dO" : std::string(1, "QKV"[tensor])));
+    for (const auto& [tensor, given] : inputs) {
+      TensorSpec spec = *given;
+      if (c.narrow && tensor == V) spec.scale *= 0.21875;
+      fill<T>(memory, tensor, spec, c.name + (tensor == DO ? "dO" : std::string(1, "QKV"[tensor])));
+    }
     for (const Patch& patch : c.patches) apply<T>(memory, patch);
   });
+  for (int tensor = Q; c.narrow && tensor <= V; ++tensor) check_narrow(c, memory, tensor);
   return memory;
 }
 
@@ -258,10 +282,12 @@ std::array<int64_t, 3> lse_stride(const Memory& memory) {
   return {stride[0], stride[1], stride[2]};
 }
 
-ScalesRef host_scales(Memory& memory, int tensor, Scales scales) {
-  if (scales == Scales::none || memory.placement[std::size_t(tensor)].empty()) return {};
+ScalesRef host_scales(const Case& c, Memory& memory, int tensor, Scales scales) {
+  ScalesRef ones;
+  ones.largest = largest_of(c, tensor);
+  if (scales == Scales::none || memory.placement[std::size_t(tensor)].empty()) return ones;
   const Index& stride = memory.placement[std::size_t(tensor)].stride;
-  return {static_cast<float*>(memory.first(tensor)), per_block(scales), {stride[0], stride[1], stride[2]}};
+  return {static_cast<float*>(memory.first(tensor)), per_block(scales), {stride[0], stride[1], stride[2]}, ones.largest};
 }
 
 /// The problem in host memory, for the judge. Of a backward case: the forward pass over all its keys.
@@ -272,9 +298,9 @@ ForwardProblem host_problem(const Case& c, Memory& memory) {
   p.q = host_tensor(memory, Q), p.k = host_tensor(memory, K), p.v = host_tensor(memory, V);
   p.o = host_tensor(memory, O);
   p.o_dtype = c.o_dtype;
-  p.q_scale = host_scales(memory, QScale, c.q.scales);
-  p.k_scale = host_scales(memory, KScale, c.k.scales);
-  p.v_scale = host_scales(memory, VScale, c.v.scales);
+  p.q_scale = host_scales(c, memory, QScale, c.q.scales);
+  p.k_scale = host_scales(c, memory, KScale, c.k.scales);
+  p.v_scale = host_scales(c, memory, VScale, c.v.scales);
   if (c.lse != LseLayout::none) {
     p.lse = static_cast<float*>(memory.first(Lse));
     p.lse_stride = lse_stride(memory);
@@ -324,13 +350,16 @@ class OnDevice {
     return Tensor(data(tensor, p), p.shape, p.stride, static_cast<Dtype>(case_.dtype_of_o()), device_);
   }
   ScalesView scales(int tensor, Scales scales) const {
-    if (scales == Scales::none) return {};
+    ScalesView ones;
+    ones.largest = largest_of(case_, tensor);
+    if (scales == Scales::none) return ones;
     const Placement& p = memory_.placement[std::size_t(tensor)];
     return {reinterpret_cast<float*>(data(tensor, p)),
             {p.shape[0], p.shape[1], p.shape[2]},
             {p.stride[0], p.stride[1], p.stride[2]},
             per_block(scales),
-            device_};
+            device_,
+            ones.largest};
   }
   RowTensor lse() const {
     const Placement& p = memory_.placement[Lse];

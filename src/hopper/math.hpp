@@ -45,6 +45,15 @@ HOPPER_FUNCTION void unpack2(std::uint32_t pair, float& low, float& high);
 /// Four e4m3 rounded to nearest even, above 448 (also infinity) 448; `a` in bits 0-7. PTX:
 /// cvt.rn.satfinite.e4m3x2.f32.
 HOPPER_FUNCTION std::uint32_t pack4_e4m3(float a, float b, float c, float d);
+/// Pairs of f16, as pack2<Element::f16> gives them: a * b + c and a + b, rounded to nearest even; the maximum, which
+/// ignores a NaN operand; 2^x, relative error 2^-9.9, of -inf 0. PTX: fma.rn.f16x2, add.rn.f16x2, max.f16x2,
+/// ex2.approx.f16x2.
+HOPPER_FUNCTION std::uint32_t pair_fma(std::uint32_t a, std::uint32_t b, std::uint32_t c);
+HOPPER_FUNCTION std::uint32_t pair_sum(std::uint32_t a, std::uint32_t b);
+HOPPER_FUNCTION std::uint32_t pair_maximum(std::uint32_t a, std::uint32_t b);
+HOPPER_FUNCTION std::uint32_t pair_exp2(std::uint32_t x);
+/// As pack4_e4m3 above, of two pairs; a's in the low bits. PTX: cvt.rn.satfinite.e4m3x2.f16x2.
+HOPPER_FUNCTION std::uint32_t pack4_e4m3(std::uint32_t a, std::uint32_t b);
 /// Byte i of the result is the one of `high:low` that digit i (hexadecimal, from the right) of `selector` names. PTX:
 /// prmt.b32.
 HOPPER_FUNCTION std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high, std::uint32_t selector);

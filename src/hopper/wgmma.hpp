@@ -20,6 +20,14 @@ struct Accumulator {
   float value[columns / 2];
 };
 
+/// The same in f16, in which products of e4m3 may be added, in half of the registers: the two columns of each j and r
+/// as value[2 j + r], e = 0 in bits 0-15.
+template <int columns_>
+struct HalfAccumulator {
+  static constexpr int columns = columns_;
+  std::uint32_t value[columns / 4];
+};
+
 /// 16-bit A operand of 64 x columns in registers; four registers per k16 step in the order of store_matrix. Of e4m3 it
 /// has 64 x 2 columns: four registers per k32 step, the four elements of thread t in register 2 h + r being row
 /// 16 (t / 32) + (t % 32) / 4 + 8 r, columns 16 h + 4 (t % 4) + 0..3 of the step.
@@ -54,7 +62,8 @@ HOPPER_FUNCTION std::uint64_t advance(std::uint64_t descriptor, int bytes) {
 /// One m64nNk16 instruction, of e4m3 m64nNk32, N = columns. WgmmaSS<element, columns>::issue<accumulate, b_major,
 /// a_major>(d, a, b): D (+)= A B, both operands by descriptor. WgmmaRS<element, columns>::issue(d, a, b): D += A B, A
 /// in four registers, B by descriptor, contiguous across the depth. e4m3: issue<accumulate>(d, a, b) in both forms, the
-/// operands in shared memory contiguous along the depth, as they must be. `d` is an accumulator's value array.
+/// operands in shared memory contiguous along the depth, as they must be. `d` is an accumulator's value array, of e4m3 also
+/// a HalfAccumulator's.
 template <Element element, int columns>
 struct WgmmaSS;
 template <Element element, int columns>
@@ -90,8 +99,8 @@ HOPPER_FUNCTION std::uint64_t descriptor_in(std::uint32_t address, int leading_b
 /// Issues acc = A B^T, or with `add` acc += A B^T, over rows [first_row, first_row + 64) of `a` [.. x depth] and all of
 /// `b` [columns x depth]. Everything named is in use until a wgmma_wait that retires the group.
 template <Element element, Descriptors where = Descriptors::as_ptxas_likes, bool add = false, int a_rows, int depth,
-          int columns>
-HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const SharedTile<a_rows, depth>& a, int first_row,
+          int columns, template <int> class AccumulatorOf>
+HOPPER_FUNCTION void issue_abt(AccumulatorOf<columns>& acc, const SharedTile<a_rows, depth>& a, int first_row,
                                const SharedTile<columns, depth>& b) {
   using A = SharedTile<a_rows, depth>;
   using B = SharedTile<columns, depth>;
@@ -114,8 +123,8 @@ HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const SharedTile<a_row
 
 /// Issues acc = A B^T with A [64 x depth] in registers and rows [first_row, first_row + columns) of `b` [.. x depth];
 /// of e4m3, `depth` counting pairs of elements.
-template <Element element, int depth, int columns, int b_rows>
-HOPPER_FUNCTION void issue_abt(Accumulator<columns>& acc, const OperandA<depth>& a, const SharedTile<b_rows, depth>& b,
+template <Element element, int depth, int columns, int b_rows, template <int> class AccumulatorOf>
+HOPPER_FUNCTION void issue_abt(AccumulatorOf<columns>& acc, const OperandA<depth>& a, const SharedTile<b_rows, depth>& b,
                                int first_row) {
   using B = SharedTile<b_rows, depth>;
   static_assert(element == Element::e4m3 && B::panels == 1);

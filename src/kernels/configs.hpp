@@ -31,12 +31,13 @@ inline constexpr int always = 0, never = INT_MAX;
 /// What all e4m3 rows have in common. Edges, pipeline and maximum say what forward_fp8.hpp does, which has no other
 /// way.
 constexpr ForwardConfig fp8(int d, int d_v, int tile_q, int stages, int q_buffers, Output output, int pv_columns,
-                            Turns turns, bool v_is_transposed = false) {
+                            Turns turns, bool v_is_transposed, bool f16_sums) {
   ForwardConfig config{Element::e4m3, d, d_v, tile_q, 128, stages, q_buffers, output, Edges::branch, turns, 1};
   config.pipeline = Pipeline::none;
   config.maximum = Maximum::before;
   config.pv_columns = pv_columns;
   config.v_is_transposed = v_is_transposed;
+  config.f16_sums = f16_sums;
   return config;
 }
 
@@ -66,17 +67,27 @@ inline constexpr ForwardRow forward_rows[] = {
     {"bf16_d192",           {Element::bf16, 192, 192, 128,   112,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256",           {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256_cluster",   {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
-    //                      fp8(d,   d_v, tile_q stages q_buffers output                pv_columns turns                v_is_transposed)
-    {"e4m3_d64_short",      {fp8(64,  64,  256,   3,     2,        Output::by_registers, 64,        Turns::free_running)},      never,  always},
-    {"e4m3_d64",            {fp8(64,  64,  256,   3,     2,        Output::by_registers, 64,        Turns::gemm)},              always, 4096},
-    {"e4m3_d96",            {fp8(96,  96,  192,   3,     2,        Output::in_v_ring,    32,        Turns::gemm)},              always, always},
-    {"e4m3_d128",           {fp8(128, 128, 192,   3,     2,        Output::in_v_ring,    64,        Turns::gemm)},              always, always},
-    {"e4m3_d192v128",       {fp8(192, 128, 192,   2,     1,        Output::by_registers, 64,        Turns::gemm)},              always, always},
-    {"e4m3_d192",           {fp8(192, 192, 128,   2,     1,        Output::in_v_ring,    64,        Turns::gemm)},              always, always},
-    {"e4m3_d256",           {fp8(256, 256, 128,   2,     1,        Output::in_v_ring,    64,        Turns::gemm)},              always, always},
-    {"e4m3_d64_vt",         {fp8(64,  64,  256,   4,     2,        Output::by_registers, 64,        Turns::gemm,         true)}, 16384, 16384},
-    {"e4m3_d128_vt",        {fp8(128, 128, 192,   4,     2,        Output::in_v_ring,    64,        Turns::gemm,         true)}, 16384, 16384},
-    {"e4m3_d256_vt",        {fp8(256, 256, 128,   3,     1,        Output::in_v_ring,    64,        Turns::gemm,         true)}, 4096,  8192},
+    //                           fp8(d,   d_v, tile_q,stages,q_buf, output,               pv_columns,turns,               v_is_transposed, f16_sums)
+    {"e4m3_d64_short",          {fp8(64,  64,  256,   3,     2,     Output::by_registers, 64,        Turns::free_running, false,           false)}, never, always},
+    {"e4m3_d64",                {fp8(64,  64,  256,   3,     2,     Output::by_registers, 64,        Turns::gemm,         false,           false)}, always, 4096},
+    {"e4m3_d96",                {fp8(96,  96,  192,   3,     2,     Output::in_v_ring,    32,        Turns::gemm,         false,           false)}, always, always},
+    {"e4m3_d128",               {fp8(128, 128, 192,   3,     2,     Output::in_v_ring,    64,        Turns::gemm,         false,           false)}, always, always},
+    {"e4m3_d192v128",           {fp8(192, 128, 192,   2,     1,     Output::by_registers, 64,        Turns::gemm,         false,           false)}, always, always},
+    {"e4m3_d192",               {fp8(192, 192, 128,   2,     1,     Output::in_v_ring,    64,        Turns::gemm,         false,           false)}, always, always},
+    {"e4m3_d256",               {fp8(256, 256, 128,   2,     1,     Output::in_v_ring,    64,        Turns::gemm,         false,           false)}, always, always},
+    {"e4m3_d64_vt",             {fp8(64,  64,  256,   4,     2,     Output::by_registers, 64,        Turns::gemm,         true,            false)}, 16384, 16384},
+    {"e4m3_d128_vt",            {fp8(128, 128, 192,   4,     2,     Output::in_v_ring,    64,        Turns::gemm,         true,            false)}, 16384, 16384},
+    {"e4m3_d256_vt",            {fp8(256, 256, 128,   3,     1,     Output::in_v_ring,    64,        Turns::gemm,         true,            false)}, 4096, 8192},
+    {"e4m3_narrow_d64_short",   {fp8(64,  64,  256,   3,     2,     Output::by_registers, 64,        Turns::free_running, false,           true)}, never, always},
+    {"e4m3_narrow_d64",         {fp8(64,  64,  256,   3,     2,     Output::by_registers, 64,        Turns::gemm,         false,           true)}, always, 4096},
+    {"e4m3_narrow_d96",         {fp8(96,  96,  192,   3,     2,     Output::in_v_ring,    96,        Turns::gemm,         false,           true)}, always, always},
+    {"e4m3_narrow_d128",        {fp8(128, 128, 192,   3,     2,     Output::in_v_ring,    64,        Turns::gemm,         false,           true)}, always, always},
+    {"e4m3_narrow_d192v128",    {fp8(192, 128, 192,   2,     1,     Output::by_registers, 64,        Turns::gemm,         false,           true)}, always, always},
+    {"e4m3_narrow_d192",        {fp8(192, 192, 128,   2,     1,     Output::in_v_ring,    96,        Turns::gemm,         false,           true)}, always, always},
+    {"e4m3_narrow_d256",        {fp8(256, 256, 128,   2,     1,     Output::in_v_ring,    128,       Turns::gemm,         false,           true)}, always, always},
+    {"e4m3_narrow_d64_vt",      {fp8(64,  64,  256,   4,     2,     Output::by_registers, 64,        Turns::gemm,         true,            true)}, 16384, 16384},
+    {"e4m3_narrow_d128_vt",     {fp8(128, 128, 192,   4,     2,     Output::in_v_ring,    64,        Turns::gemm,         true,            true)}, 16384, 16384},
+    {"e4m3_narrow_d256_vt",     {fp8(256, 256, 128,   3,     1,     Output::in_v_ring,    128,       Turns::gemm,         true,            true)}, 4096, 8192},
 };
 // clang-format on
 inline constexpr int forward_row_count = static_cast<int>(std::size(forward_rows));
@@ -104,16 +115,17 @@ constexpr bool fits(const Config& row, fa3_dtype dtype, std::int64_t d, std::int
   return dtype_of(row.element) == dtype && d <= row.d && d_v <= row.d_v;
 }
 
-/// Index of the row for a problem: of those that fit, the ones with the least work on padding, of these the last that
-/// takes sequences of this length, `seqlen` being the shorter of queries and keys. For a d-major V, which only some
-/// take, the length does not count. -1: none.
+/// Index of the row for a problem: of those that take it, the ones with the least work on padding, of these the last
+/// that is for sequences of this length, `seqlen` being the shorter of queries and keys. For a d-major V, which only
+/// some take, the length does not count. `narrow`: q, k and v are (fa3.h), so that rows with sums in f16 take them.
+/// -1: none.
 constexpr int select_forward_row(fa3_dtype dtype, std::int64_t d, std::int64_t d_v, std::int64_t seqlen = 0,
-                                 bool causal = false, bool v_is_d_major = false) {
+                                 bool causal = false, bool v_is_d_major = false, bool narrow = false) {
   const auto features = [](int row) { return forward_rows[row].config.d + forward_rows[row].config.d_v; };
   int best = -1;
   for (int i = 0; i < forward_row_count; ++i) {
     const ForwardRow& row = forward_rows[i];
-    if (fits(row.config, dtype, d, d_v) &&
+    if (fits(row.config, dtype, d, d_v) && (narrow || !row.config.f16_sums) &&
         (v_is_d_major ? row.config.v_is_transposed : seqlen >= (causal ? row.causal_from : row.full_from)) &&
         (best < 0 || features(i) <= features(best)))
       best = i;

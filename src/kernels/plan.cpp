@@ -120,7 +120,8 @@ ForwardPlan plan_forward(const ForwardProblem& problem, int row) {
   // left free, and none that takes V^T, which a kernel on all SMs makes.
   const std::int64_t seqlen = problem.sm_margin > 0 ? 0 : std::min(problem.seqlen_q, problem.seqlen_k);
   if (row < 0)
-    row = select_forward_row(problem.dtype, problem.d, problem.d_v, seqlen, problem.causal, problem.v_is_d_major());
+    row = select_forward_row(problem.dtype, problem.d, problem.d_v, seqlen, problem.causal, problem.v_is_d_major(),
+                             problem.narrow());
   if (row < 0)
     throw Error(FA3_NOT_SUPPORTED, "no kernel for this dtype with d = " + std::to_string(problem.d) +
                                        ", d_v = " + std::to_string(problem.d_v));

@@ -75,8 +75,8 @@ double plain_row(const ForwardProblem& p, bool round_scores, std::int64_t batch,
 }
 
 /// q k as the tensor core adds products of e4m3: 32 at a time to its accumulator, of each addend 13 bits below the
-/// leading one of the largest, the rest cut off (docs/numerics.md, FP8).
-float narrow_dot(const E4m3* q, const E4m3* k, std::int64_t d) {
+/// leading one of the largest, the rest cut off (docs/numerics.md, FP8), and if `f16` the sum rounded to that.
+float tensor_core_dot(const E4m3* q, const E4m3* k, std::int64_t d, bool f16) {
   float sum = 0;
   for (std::int64_t first = 0; first < d; first += 32) {
     float addends[33] = {sum}, largest = std::abs(sum);
@@ -89,6 +89,7 @@ float narrow_dot(const E4m3* q, const E4m3* k, std::int64_t d) {
     const int last_bit = std::ilogb(largest) - 13;
     sum = 0;
     for (const float x : addends) sum += std::ldexp(std::trunc(std::ldexp(x, -last_bit)), last_bit);
+    if (f16) sum = to_float(from_float<Half>(sum));
   }
   return sum;
 }
@@ -104,7 +105,7 @@ void plain_e4m3_row(const ForwardProblem& p, const double* exact, std::int64_t b
   float max = -std::numeric_limits<float>::infinity();
   for (std::int64_t j = 0; j < keys; ++j) {
     const E4m3* k = features<const E4m3>(p.k, batch, j, kv_head);
-    s[j] = float(q_scale * double(p.k_scale.of(batch, kv_head, j, 1))) * narrow_dot(q, k, p.d);
+    s[j] = float(q_scale * double(p.k_scale.of(batch, kv_head, j, 1))) * tensor_core_dot(q, k, p.d, p.narrow());
     max = std::max(max, s[j]);
   }
   constexpr float factors[] = {256.0f, 215.2695f, 181.0193f, 152.2185f};  // 2^8, 2^7.75, 2^7.5, 2^7.25

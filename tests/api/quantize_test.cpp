@@ -118,7 +118,7 @@ const BadInput<QuantizeData> bad_inputs[] = {
     {"HeadScalesPerBlock",
      [](auto& x) { x.scale_heads(4), x.params.scale.per_block = 1; },
      {"scale.per_block is 1", "scaling = 2", "0"}},
-    {"ScaleNarrow", [](auto& x) { x.params.scale.narrow = 3; }, {"scale.narrow is 3", "0 or 1"}},
+    {"ScaleLargest", [](auto& x) { x.params.scale.largest = 3.1f; }, {"scale.largest is 3.1", "of e4m3"}},
     {"ScaleNull", [](auto& x) { x.params.scale.data = nullptr; }, {"scale.data", "null", "FA3_SCALING_GIVEN"}},
     {"ScaleMisaligned",
      [](auto& x) { x.params.scale.data = byte_later(x.scale.data()); },

@@ -107,12 +107,15 @@ def a_registers(instruction: Instruction) -> range:
     return range(0)
 
 
-def accumulator_count(instruction: Instruction) -> int:
-    """Registers per thread of a wgmma's 64 x n result."""
+def product_columns(instruction: Instruction) -> int:
+    """n of a wgmma's 64 x n result."""
     shape = next(modifier for modifier in instruction.modifiers if "x" in modifier)
-    n = int(shape.split("x")[1])
-    half = "F16" in instruction.modifiers
-    return n // 4 if half else n // 2
+    return int(shape.split("x")[1])
+
+
+def accumulator_count(instruction: Instruction) -> int:
+    """Registers per thread of a wgmma's result."""
+    return product_columns(instruction) // (4 if "F16" in instruction.modifiers else 2)
 
 
 def written_count(instruction: Instruction) -> int:

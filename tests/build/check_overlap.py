@@ -56,8 +56,10 @@ def claims_of_table(header: str) -> dict[str, set[str]]:
     for name, config in ROW.findall(header):
         if config.startswith("fp8("):
             _, d_v, tile_q, _, _, pv_columns = [int(x) for x in re.findall(r"[0-9]+", config.removeprefix("fp8("))[:6]]
-            free = {128: 232, 192: 160, 256: 112}[tile_q] - 16
-            fits = 64 + 16 + (d_v + pv_columns) // 2 <= free  # S, P, O and a part: as in forward_fp8.hpp
+            per_register = 4 if re.findall("true|false", config)[-1] == "true" else 2  # sums in f16, or in f32
+            free = {128: 232, 192: 160, 256: 0}[tile_q] - 16
+            # S and a part, P, O: as in forward_fp8.hpp
+            fits = (128 + pv_columns) // per_register + 16 + d_v // 2 <= free
             rows[name] = {"no_spills", ALONE} | ({S_UNDER_PV} if fits else set())
         else:
             rows[name] = {"no_spills", "no_maxima", "two_stages"}
@@ -264,7 +266,7 @@ class Places:
         self.waits = self.where(lambda x: pending(x) is not None and not x.guarded)
         self.takes = self.where(lambda x: x.opcode.startswith("BAR.SYNC") and not x.guarded)
         self.gives = self.where(lambda x: x.opcode.startswith("BAR.ARV") and not x.guarded)
-        self.keys = 2 * audit_sass.accumulator_count(code[self.s[0]])
+        self.keys = audit_sass.product_columns(code[self.s[0]])
 
     def where(self, stands: Callable[[Instruction], bool]) -> list[int]:
         return [i for i, x in enumerate(self.code) if stands(x)]

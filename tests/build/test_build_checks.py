@@ -384,9 +384,10 @@ class Overlap(unittest.TestCase):
         claims = check_overlap.claims_of_table(
             '    // name\n    {"a", {Element::f16, 64, Edges::own_loop, Turns::gemm, 1}, 0},\n'
             '    {"b_2",  {Edges::branch, Turns::free_running, 2}, 0},\n    // {"c", {Turns::gemm}},\n'
-            '    {"e",    {fp8(64, 64, 192, 3, 2, 64, Turns::gemm)}, 0},\n'
-            '    {"f",    {fp8(256, 256, 128, 2, 1, 64, Turns::gemm, true)}, 0},\n'
-            '    {"g",    {fp8(64, 64, 256, 3, 2, 64, Turns::free_running)}, 0},\n'
+            '    {"e",    {fp8(64, 64, 192, 3, 2, 64, Turns::gemm, false, false)}, 0},\n'
+            '    {"f",    {fp8(256, 256, 128, 2, 1, 64, Turns::gemm, true, false)}, 0},\n'
+            '    {"g",    {fp8(64, 64, 256, 3, 2, 64, Turns::free_running, false, true)}, 0},\n'
+            '    {"h",    {fp8(256, 256, 128, 2, 1, 128, Turns::gemm, true, true)}, 0},\n'
         )
         every = {"no_spills", "no_maxima", "two_stages"}
         self.assertEqual(
@@ -397,6 +398,7 @@ class Overlap(unittest.TestCase):
                 "e": {"no_spills", "alone", "s_under_pv", "hand_over"},
                 "f": {"no_spills", "alone", "hand_over"},
                 "g": {"no_spills", "alone", "no_turns"},
+                "h": {"no_spills", "alone", "s_under_pv", "hand_over"},
             },
         )
         table = Path(__file__).parents[2] / "src/kernels/configs.hpp"

@@ -117,11 +117,14 @@ class Plan(unittest.TestCase):
         self.assertEqual({cell.tensor_bytes() for cell in cells}, {5 * 16384 * 2048})
         self.assertEqual([cell.flops() for cell in cells], [cell.flops() for cell in self.cells("--dtype", "f16")])
         self.assertEqual(len(self.cells("--dtype", "e4m3", "--set", "gqa,batch1,dims")), 8 + 14 + 24)
-        self.assertEqual(cells[0].row()["dtype"], "e4m3")
+        self.assertEqual((cells[0].row()["dtype"], cells[0].row()["narrow"]), ("e4m3", True))
+        self.assertFalse(any(cell.narrow for cell in self.cells("--dtype", "e4m3", "--wide")))
+        self.assertNotIn("narrow", self.cells("--dtype", "f16")[0].row())
 
     def test_what_e4m3_does_not_take_is_refused(self) -> None:
         self.assertIn("e4m3 is for --op forward", self.refused("--dtype", "e4m3", "--op", "backward"))
         self.assertIn("a run of its own", self.refused("--dtype", "f16,e4m3"))
+        self.assertIn("--wide is for --dtype e4m3", self.refused("--dtype", "f16", "--wide"))
         self.assertIn("multiples of 16, not 24, 24", self.refused("--dtype", "e4m3", "--d", "24"))
         self.assertIn("multiples of 16, not 64, 40", self.refused("--dtype", "e4m3", "--d", "64", "--d-v", "40"))
 
@@ -133,6 +136,7 @@ class Plan(unittest.TestCase):
         self.assertRegex(compare.default_path(fa3, "cpu", ["grid"], "backward").name, r"^backward-\d{4}-")
         self.assertIn("backward-gqa-deterministic-", compare.default_path(fa3, "cpu", ["gqa"], "backward", True).name)
         self.assertRegex(compare.default_path(fa3, "cpu", ["grid"], e4m3=True).name, r"^forward-e4m3-\d{4}-")
+        self.assertRegex(compare.default_path(fa3, "cpu", ["grid"], e4m3=True, wide=True).name, r"^forward-e4m3-wide-\d")
         self.assertIn("forward-e4m3-gqa-", compare.default_path(fa3, "cpu", ["gqa"], e4m3=True).name)
 
 
@@ -170,8 +174,12 @@ class E4m3(unittest.TestCase):
         self.assertEqual(params.struct_size, 432)
         self.assertEqual([params.q.dtype, params.k.dtype, params.v.dtype, params.o.dtype], [3, 3, 3, 2])
         for index, (scale, heads) in enumerate(((params.q_scale, 4), (params.k_scale, 2), (params.v_scale, 2))):
-            self.assertEqual((scale.data, scale.per_block, scale.reserved), (100 + index, 1, 0))
+            self.assertEqual((scale.data, scale.per_block, scale.largest), (100 + index, 1, 448))
             self.assertEqual(list(scale.stride), [3 * heads, 3, 1])
+
+    def test_narrow_cells_say_so(self) -> None:
+        params = self.fa3()._params("forward", dataclasses.replace(self.CELL, narrow=True), self.inputs())
+        self.assertEqual([params.q_scale.largest, params.k_scale.largest, params.v_scale.largest], [15, 15, 1.125])
 
     def test_the_f16_beside_it_has_none(self) -> None:
         params = self.fa3()._params("forward", self.CELL, self.inputs().f16)

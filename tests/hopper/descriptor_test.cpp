@@ -49,7 +49,7 @@ std::vector<float> run(Element element, int columns, const Matrix& c, const std:
     };
     for (int i = 0; i < columns / 2; ++i) acc[i] = float(c.value[at(i)]);
     cta.wgmma_fence();
-    cta.wgmma(element, columns, true, acc, a, fragment.empty() ? nullptr : &fragment[std::size_t(4 * t)], b,
+    cta.wgmma(element, columns, true, acc, false, a, fragment.empty() ? nullptr : &fragment[std::size_t(4 * t)], b,
               !fragment.empty(), false);
     cta.wgmma_commit();
     cta.wgmma_wait(0);

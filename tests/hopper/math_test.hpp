@@ -188,10 +188,10 @@ TEST_P(Math, QuadSumAddsFourThreads) {
 
 /// The nearest 16-bit number by exhaustive search, ties to the even one; what rounds beyond the largest becomes
 /// infinite.
-inline std::uint16_t nearest(Element element, float x) {
+inline std::uint16_t nearest(Element element, double x) {
   const std::uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   const std::uint16_t infinite = element == Element::f16 ? 0x7c00 : 0x7f80;
-  const double magnitude = std::abs(double(x));
+  const double magnitude = std::abs(x);
   // The values grow with the bits: the first that is not below x, and the one before. Infinity stands where the next
   // number would be.
   const auto value = [&](std::uint16_t bits) {
@@ -266,6 +266,72 @@ TEST_P(Math, Pack4E4m3RoundsToNearestEvenAndSaturates) {
   const std::vector<std::uint32_t> got = packed.read();
   for (std::size_t i = 0; i < values.size(); ++i)
     EXPECT_EQ(got[i / 4] >> 8 * (i % 4) & 0xff, from_float<E4m3>(values[i]).bits) << values[i];
+}
+
+/// Of pairs of f16.
+struct PairFunctions {
+  static constexpr int threads = 128;
+  struct Result {
+    std::uint32_t fma, sum, maximum, exp2, e4m3;
+  };
+  struct Arguments {
+    const std::uint32_t *a, *b, *c;
+    int count;
+    Result* result;
+  };
+  struct Shared {};
+  HOPPER_FUNCTION static void run(Shared&, const Arguments& args) {
+    for (int i = rank(); i < args.count; i += threads) {
+      const std::uint32_t a = args.a[i], b = args.b[i];
+      args.result[i] = {hopper::pair_fma(a, b, args.c[i]), hopper::pair_sum(a, b), hopper::pair_maximum(a, b),
+                        hopper::pair_exp2(a), hopper::pack4_e4m3(a, b)};
+    }
+  }
+};
+
+TEST_P(Math, FunctionsOfPairs) {
+  std::mt19937 random(7);
+  const std::uint16_t special[] = {0x0000, 0x8000, 0x3c00, 0xbc00, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e00, 0x0001, 0x83ff};
+  std::vector<std::uint32_t> operand[3];
+  for (std::vector<std::uint32_t>& pairs : operand)
+    for (int i = 0; i < 3000; ++i) {
+      const auto half = [&]() -> std::uint32_t {
+        if (random() % 8 == 0) return special[random() % std::size(special)];
+        // Of a size at which sums and products are rounded, not one of the addends lost.
+        return (random() & 0x83ffu) | (8 + random() % 14) << 10;
+      };
+      const std::uint32_t low = half();
+      pairs.push_back(low | half() << 16);
+    }
+  Buffer<std::uint32_t> a(operand[0]), b(operand[1]), c(operand[2]);
+  Buffer<PairFunctions::Result> result(operand[0].size(), PairFunctions::Result{});
+  launch<PairFunctions>({a.data(), b.data(), c.data(), int(operand[0].size()), result.data()});
+  const std::vector<PairFunctions::Result> got = result.read();
+  for (std::size_t i = 0; i < got.size(); ++i)
+    for (const int shift : {0, 16}) {
+      const auto half = [&](std::uint32_t pair) { return std::uint16_t(pair >> shift); };
+      const auto value = [&](std::uint32_t pair) { return double(to_value(Element::f16, half(pair))); };
+      const double x = value(operand[0][i]), y = value(operand[1][i]), z = value(operand[2][i]);
+      SCOPED_TRACE(testing::Message() << x << ", " << y << ", " << z);
+      const auto expect_rounded = [&](std::uint32_t pair, double exact) {
+        if (std::isnan(exact)) {
+          EXPECT_TRUE(std::isnan(value(pair)));
+        } else {
+          EXPECT_EQ(value(pair), to_value(Element::f16, nearest(Element::f16, exact)));
+        }
+      };
+      expect_rounded(got[i].fma, x * y + z);
+      expect_rounded(got[i].sum, x + y);
+      expect_rounded(got[i].maximum, std::isnan(x) ? y : std::isnan(y) ? x : std::max(x, y));
+      const double power = std::exp2(x), exp2 = value(got[i].exp2);
+      if (power >= 65520 || std::isnan(power)) {
+        EXPECT_TRUE(same(float(exp2), float(power >= 65520 ? infinity : power))) << exp2;
+      } else {
+        EXPECT_NEAR(exp2, power, 0x1.13p-10 * power + 0x1p-25);  // 2^-9.9, and half of the smallest number
+      }
+      for (const auto& [operand_value, first] : {std::pair{x, 0}, {y, 16}})
+        EXPECT_EQ(got[i].e4m3 >> (first + shift / 2) & 0xff, from_float<E4m3>(float(operand_value)).bits);
+    }
 }
 
 /// Of one pair of words by many selectors.

@@ -42,6 +42,25 @@ HOPPER_FUNCTION void write(float* to, const hopper::Accumulator<columns>& acc) {
   for_each_value<columns>([&](int i, int at) { to[at] = acc.value[i]; });
 }
 
+/// The same of sums in f16.
+template <int columns>
+HOPPER_FUNCTION void read(hopper::HalfAccumulator<columns>& acc, const float* from) {
+  for_each_value<columns>([&](int i, int at) {
+    const std::uint32_t x = hopper::pack2<Element::f16>(from[at], 0.0f) & 0xffffu;
+    acc.value[i / 2] = i % 2 == 0 ? x : acc.value[i / 2] | x << 16;
+  });
+}
+template <int columns>
+HOPPER_FUNCTION void write(float* to, const hopper::HalfAccumulator<columns>& acc) {
+  for_each_value<columns>([&](int i, int at) {
+    float x[2];
+    hopper::unpack2<Element::f16>(acc.value[i / 2], x[0], x[1]);
+    to[at] = x[i % 2];
+  });
+}
+template <int columns, bool f16>
+using SumOf = std::conditional_t<f16, hopper::HalfAccumulator<columns>, hopper::Accumulator<columns>>;
+
 /// The A operand of 64 x depth in registers, thread by thread, of 16 bits.
 inline std::vector<std::uint32_t> fragments(Element element, const Matrix& a) {
   std::vector<std::uint32_t> fragment;
@@ -106,7 +125,7 @@ constexpr int ss_rows = 192;
 
 /// D = A B^T by issue_abt: three warpgroups, 64 rows each; what D held before must not matter. `depth` counts columns
 /// of the tiles, which are pairs of e4m3.
-template <Element element_, int columns_, int depth_>
+template <Element element_, int columns_, int depth_, bool f16_sums = false>
 struct ProductSS {
   static constexpr Element element = element_;
   static constexpr int threads = 384, columns = columns_, depth = depth_;
@@ -127,7 +146,7 @@ struct ProductSS {
     hopper::fence_async_shared();
     hopper::cta_sync();
     const int first_row = 64 * hopper::warpgroup();
-    hopper::Accumulator<columns> acc;
+    SumOf<columns, f16_sums> acc;
     read(acc, args.c + first_row * columns);
     hopper::issue_abt<element>(acc, shared.a, first_row, shared.b);
     hopper::wgmma_commit();
@@ -158,6 +177,8 @@ TEST_P(Wgmma, ProductsOfSharedOperands) {
   test(ProductSS<Element::e4m3, 128, 64>{});
   test(ProductSS<Element::e4m3, 128, 96>{});
   test(ProductSS<Element::e4m3, 128, 128>{});
+  test(ProductSS<Element::e4m3, 128, 32, true>{});
+  test(ProductSS<Element::e4m3, 128, 128, true>{});
 }
 
 /// D = A B by issue_ab, both operands in shared memory: two warpgroups, each 64 rows of A, or some columns of B. For
@@ -354,7 +375,7 @@ struct RegisterArguments {
 };
 
 /// D by `issue`(D, A, B), A in registers; D begins as C. 128 threads.
-template <int depth, int columns, class B>
+template <int depth, int columns, bool f16_sums = false, class B>
 HOPPER_FUNCTION void multiply_registers(B& b, const RegisterArguments& args, const auto& issue) {
   copy_in(&b, args.b, B::bytes, 128);
   hopper::fence_async_shared();
@@ -363,7 +384,7 @@ HOPPER_FUNCTION void multiply_registers(B& b, const RegisterArguments& args, con
   const std::uint32_t* mine = args.a + rank() * (depth / 4);
   HOPPER_UNROLL
   for (int i = 0; i < depth / 4; ++i) a.value[i] = mine[i];
-  hopper::Accumulator<columns> acc;
+  SumOf<columns, f16_sums> acc;
   read(acc, args.c);
   issue(acc, a, b);
   hopper::wgmma_commit();
@@ -407,7 +428,7 @@ TEST_P(Wgmma, ProductsOfARegisterOperand) {
 
 /// D = A B^T by issue_abt, A in registers, of e4m3, B being rows [first_row, first_row + columns) of a larger tile, of
 /// which the others are NaN; `depth` counts pairs. What D held before must not matter.
-template <int depth_, int columns_, int first_row_>
+template <int depth_, int columns_, int first_row_, bool f16_sums = false>
 struct ProductRSOfE4m3 {
   static constexpr int threads = 128, depth = depth_, columns = columns_, first_row = first_row_;
   static constexpr int b_rows = first_row + columns + 8;
@@ -417,7 +438,7 @@ struct ProductRSOfE4m3 {
     B b;
   };
   HOPPER_FUNCTION static void run(Shared& shared, const Arguments& args) {
-    multiply_registers<depth, columns>(shared.b, args, [](auto& d, const auto& a, const B& b) {
+    multiply_registers<depth, columns, f16_sums>(shared.b, args, [](auto& d, const auto& a, const B& b) {
       hopper::issue_abt<Element::e4m3>(d, a, b, first_row);
     });
   }
@@ -450,6 +471,9 @@ TEST_P(Wgmma, ProductsOfARegisterOperandOfE4m3) {
   test(ProductRSOfE4m3<64, 128, 128>{});
   test(ProductRSOfE4m3<16, 64, 16>{});
   test(ProductRSOfE4m3<48, 32, 32>{});
+  test(ProductRSOfE4m3<64, 32, 96, true>{});
+  test(ProductRSOfE4m3<64, 64, 64, true>{});
+  test(ProductRSOfE4m3<64, 128, 128, true>{});
 }
 
 /// The dataflow of attention without its softmax: O = round(Q K0^T) V0 + round(Q K1^T) V1 for two warpgroups.

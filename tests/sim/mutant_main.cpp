@@ -30,6 +30,7 @@ MutantCase case_named(const std::string& name) {
   c.name = name;
   c.dtype = kernels::dtype_of(config.element);
   if (config.fp8()) c.q.scales = c.k.scales = c.v.scales = check::Scales::block;
+  c.narrow = config.f16_sums;
   c.d = config.d;
   c.d_v = config.d_v;
   constexpr int rows = config.cluster * config.tile_q;  // of an item
@@ -53,7 +54,12 @@ MutantCase case_named(const std::string& name) {
     c.q.scale = 3;
     // Blocks are visited from the last one down: keys that are hotter the earlier they stand make m rise again and
     // again.
-    for (int i = 0; 3 + i * config.tile_kv < c.seqlen_k; ++i) patch(1, 3 + i * config.tile_kv, 40.0 / (1 + i));
+    for (int i = 0; 3 + i * config.tile_kv < c.seqlen_k; ++i)
+      patch(1, 3 + i * config.tile_kv, (c.narrow ? 8.0 : 40.0) / (1 + i));
+    if (c.narrow) {  // the same scores of smaller keys
+      c.k.scale = 0.4;
+      c.softmax_scale = float(12.5 / std::sqrt(double(c.d)));
+    }
   } else if (name == "hidden") {  // the hottest keys are hidden from most rows
     c.seqlen_q = config.tile_q;
     c.seqlen_k = config.tile_q + 2 * config.tile_kv;

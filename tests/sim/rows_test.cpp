@@ -28,6 +28,7 @@ check::Case base(const Row& row, const std::string& name, std::int64_t seqlen_q,
   c.name = std::string(row.name) + "/" + name;
   c.dtype = kernels::dtype_of(row.config.element);
   if (row.config.fp8()) c.q.scales = c.k.scales = c.v.scales = check::Scales::block;
+  c.narrow = row.config.f16_sums;
   c.d = row.config.d;
   c.d_v = row.config.d_v;
   c.seqlen_q = seqlen_q;
@@ -36,10 +37,17 @@ check::Case base(const Row& row, const std::string& name, std::int64_t seqlen_q,
   return c;
 }
 
-/// Adds begin + slope * key to the logits, in base 2. Blocks are visited from the last key down.
+/// Adds begin + slope * key to the logits, in base 2. Blocks are visited from the last key down. Where q and k must be
+/// narrow they are small beside, and the scale of the softmax large.
 void add_to_logits(check::Case& c, double begin, double slope) {
-  constexpr double q = 4, log2_e = 1.4426950408889634;
-  const double unit = std::sqrt(double(c.d)) / (q * log2_e);
+  constexpr double log2_e = 1.4426950408889634;
+  double q = 4, scale = 1 / std::sqrt(double(c.d));
+  if (c.narrow) {
+    q = 15, c.q.scale = c.k.scale = 0.25;
+    scale = std::max(std::abs(begin), std::abs(begin + slope * double(c.seqlen_k))) / (15 * q * log2_e);
+    c.softmax_scale = float(scale);
+  }
+  const double unit = 1 / (q * log2_e * scale);
   c.patches = {{.tensor = q_tensor, .feature = 0, .value = q},
                {.tensor = k_tensor, .feature = 0, .value = begin * unit, .slope = slope * unit}};
 }
@@ -94,7 +102,7 @@ const NamedCase cases[] = {
        c.batch = c.heads = c.kv_heads = 2;
        c.patches = {{.tensor = k_tensor, .batch = 1, .value = nan},
                     {.tensor = v_tensor, .batch = 1, .value = nan},
-                    {.tensor = v_tensor, .batch = 0, .head = 1, .value = infinity},
+                    {.tensor = v_tensor, .batch = 0, .head = 1, .value = c.narrow ? nan : infinity},
                     {.tensor = q_tensor, .batch = 0, .row = 7, .head = 0, .value = nan}};
        return c;
      }},
@@ -113,8 +121,9 @@ const NamedCase cases[] = {
     {"large_logits",
      [](const Row& row, const char* name) {
        check::Case c = base(row, name, 50, 3 * row.config.tile_kv, false);
-       c.q.scale = c.k.scale = 30;
+       c.q.scale = c.k.scale = c.narrow ? 2.5 : 30;
        c.q.quantum = c.k.quantum = 1;
+       if (c.narrow) c.softmax_scale = float(48 / std::sqrt(double(c.d)));
        return c;
      }},
     {"rising_logits",
@@ -379,9 +388,10 @@ TEST_P(Neighbours, ChangeNoBit) {
   EXPECT_TRUE(verdict.passed) << verdict.message;
 }
 
-/// The row that dispatch takes for head dims of `row` where sequences are short.
+/// The row that dispatch takes for head dims of `row` and what it adds in where sequences are short.
 int row_for_short(const Row& row, bool causal) {
-  return kernels::select_forward_row(kernels::dtype_of(row.config.element), row.config.d, row.config.d_v, 0, causal);
+  return kernels::select_forward_row(kernels::dtype_of(row.config.element), row.config.d, row.config.d_v, 0, causal,
+                                     false, row.config.f16_sums);
 }
 
 /// sm_margin takes a call from a row for long sequences to the one for short ones, and must not change a bit.

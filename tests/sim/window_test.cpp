@@ -123,6 +123,10 @@ TEST(Window, Fp8WithTurnsAndWithout) {
   expect_right<config_of<row_named("e4m3_d64_short")>>(1);
   expect_right<config_of<row_named("e4m3_d64")>>(2);
 }
+TEST(Window, Fp8WithSumsInF16) {
+  expect_right<config_of<row_named("e4m3_narrow_d64")>>(1);
+  expect_right<config_of<row_named("e4m3_narrow_d256")>>(2);
+}
 TEST(Window, Fp8WithOInTheRing) {
   expect_right<config_of<row_named("e4m3_d128")>>(1);
   expect_right<config_of<row_named("e4m3_d256")>>(2);

@@ -84,8 +84,9 @@ TEST(Table, OInTheRingOfVNeedsAStageForEachWarpgroup) {
 }
 
 TEST(Table, E4m3RowsAreTakenByLeastPadding) {
-  const auto name = [](std::int64_t d, std::int64_t d_v, std::int64_t seqlen = 512, bool causal = false) {
-    return std::string(forward_rows[select_forward_row(FA3_E4M3, d, d_v, seqlen, causal)].name);
+  bool narrow = false;
+  const auto name = [&](std::int64_t d, std::int64_t d_v, std::int64_t seqlen = 512, bool causal = false) {
+    return std::string(forward_rows[select_forward_row(FA3_E4M3, d, d_v, seqlen, causal, false, narrow)].name);
   };
   EXPECT_EQ(name(64, 64), "e4m3_d64");
   EXPECT_EQ(name(64, 64, 4095, true), "e4m3_d64_short");
@@ -99,6 +100,36 @@ TEST(Table, E4m3RowsAreTakenByLeastPadding) {
   EXPECT_EQ(name(192, 128, 1 << 17), "e4m3_d192v128");
   EXPECT_EQ(name(256, 256, 8192, true), "e4m3_d256_vt");
   EXPECT_EQ(name(256, 256, 4096, true), "e4m3_d256");
+  narrow = true;
+  EXPECT_EQ(name(64, 64), "e4m3_narrow_d64");
+  EXPECT_EQ(name(64, 64, 4095, true), "e4m3_narrow_d64_short");
+  EXPECT_EQ(name(64, 64, 4096, true), "e4m3_narrow_d64");
+  EXPECT_EQ(name(64, 64, 16384, true), "e4m3_narrow_d64_vt");
+  EXPECT_EQ(name(80, 80), "e4m3_narrow_d96");
+  EXPECT_EQ(name(192, 128), "e4m3_narrow_d192v128");
+  EXPECT_EQ(name(128, 144), "e4m3_narrow_d192");
+  EXPECT_EQ(name(256, 256, 8192, true), "e4m3_narrow_d256_vt");
+}
+
+/// Rows that add in f16 only where all of q, k and v are promised to be narrow.
+TEST(Table, SumsInF16NeedThreePromises) {
+  for (int d = 16; d <= 256; d += 16)
+    for (const std::int64_t seqlen : {1, 5000, 1 << 20})
+      for (const bool causal : {false, true})
+        for (const bool d_major : {false, true})
+          for (const bool narrow : {false, true}) {
+            const int row = select_forward_row(FA3_E4M3, d, d, seqlen, causal, d_major, narrow);
+            EXPECT_EQ(forward_rows[row].config.f16_sums, narrow) << d << ' ' << seqlen;
+          }
+  for (const fa3_dtype dtype : {FA3_F16, FA3_BF16})
+    EXPECT_EQ(select_forward_row(dtype, 128, 128, 512, true, false, true),
+              select_forward_row(dtype, 128, 128, 512, true));
+  ForwardProblem p;
+  for (int given = 0; given < 8; ++given) {
+    p.q_scale.largest = given & 1 ? 15.0f : 16.0f, p.k_scale.largest = given & 2 ? 15.0f : 448.0f;
+    p.v_scale.largest = given & 4 ? 1.125f : 2.0f;
+    EXPECT_EQ(p.narrow(), given == 7);
+  }
 }
 
 TEST(BackwardTable, NamesAreUniqueAndRegistersFit) {

@@ -80,6 +80,39 @@ __device__ __forceinline__ std::uint32_t pack4_e4m3(float a, float b, float c, f
   return packed;
 }
 
+__device__ __forceinline__ std::uint32_t pair_fma(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t y;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+  return y;
+}
+
+__device__ __forceinline__ std::uint32_t pair_sum(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+
+__device__ __forceinline__ std::uint32_t pair_maximum(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+
+__device__ __forceinline__ std::uint32_t pair_exp2(std::uint32_t x) {
+  std::uint32_t y;
+  asm("ex2.approx.f16x2 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+__device__ __forceinline__ std::uint32_t pack4_e4m3(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t packed;
+  asm("{\n.reg .b16 l, h;\ncvt.rn.satfinite.e4m3x2.f16x2 l, %1;\ncvt.rn.satfinite.e4m3x2.f16x2 h, %2;\n"
+      "mov.b32 %0, {l, h};\n}\n"
+      : "=r"(packed)
+      : "r"(a), "r"(b));
+  return packed;
+}
+
 __device__ __forceinline__ std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
   return __byte_perm(low, high, selector);
 }

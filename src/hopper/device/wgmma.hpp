@@ -13,6 +13,12 @@ __device__ __forceinline__ void touch(Accumulator<columns>& acc) {
   for (int i = 0; i < columns / 2; ++i) asm volatile("" : "+f"(acc.value[i])::"memory");
 }
 
+template <int columns>
+__device__ __forceinline__ void touch(HalfAccumulator<columns>& acc) {
+#pragma unroll
+  for (int i = 0; i < columns / 4; ++i) asm volatile("" : "+r"(acc.value[i])::"memory");
+}
+
 template <int pending, class... Accumulators>
 __device__ __forceinline__ void wgmma_wait(Accumulators&... readable) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");

@@ -24,7 +24,6 @@ constexpr std::uint8_t any_swizzle = 1;  // of sent bytes, which are as threads 
 // Where the plan begins in the shared window: the first kilobyte belongs to the system, as on the device.
 constexpr std::uint32_t shared_base = 1024;
 constexpr std::uint32_t poison_bits = 0x7fc0dead;  // a NaN no arithmetic produces
-const float poison = std::bit_cast<float>(poison_bits);
 
 // Rates of the timed model, in cycles of an SM: m64nNk16 takes N / 2 cycles of its tensor cores, the special-function
 // unit of each of its four sub-cores serves 4 lanes per cycle.
@@ -138,8 +137,8 @@ struct Cluster::Thread {
   std::size_t products = 0;         // issued by this thread
   std::vector<std::size_t> groups;  // committed: number of products issued up to then
   struct InFlight {
-    float* d;
-    std::vector<float> saved;  // value at the first issue
+    void* d;
+    std::vector<std::uint32_t> saved;  // its registers at the first issue
     std::size_t last;          // 1 + index of the latest product on it
   };
   std::vector<InFlight> in_flight;
@@ -160,8 +159,15 @@ struct Cluster::Thread {
 /// Accumulators of products that have not all been read back, as one 64 x columns tile.
 struct Cluster::Shadow {
   int columns = 0;
+  bool f16 = false;
   std::vector<float> tile;
   int holders = 0;  // threads that still have it in flight
+
+  /// Element i of those that thread t of the warpgroup holds.
+  float* of(int t, int i) {
+    const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (t % 4) + i % 2;
+    return &tile[std::size_t(row * columns + column)];
+  }
 };
 
 struct Cluster::Product {
@@ -169,7 +175,7 @@ struct Cluster::Product {
   int columns = 0;
   bool accumulate = false;
   std::uint64_t a = 0, b = 0;
-  bool a_in_registers = false, b_across = false, a_across = false;
+  bool f16_sums = false, a_in_registers = false, b_across = false, a_across = false;
   struct Need {
     std::size_t component;
     std::uint32_t count;  // must be known ..
@@ -178,7 +184,7 @@ struct Cluster::Product {
   };
   std::vector<Need> needs;  // what a thread must know to have happened when it issues this
   int block = -1;           // of B
-  std::array<float*, warpgroup_threads> d{};
+  std::array<void*, warpgroup_threads> d{};
   std::array<const std::uint32_t*, warpgroup_threads> a_registers{};
   std::array<std::array<std::uint32_t, 4>, warpgroup_threads> a_at_issue{};
   int issued = 0;
@@ -194,7 +200,7 @@ struct Cluster::Warpgroup {
   std::size_t first = 0;      // number of products dropped from the front
   std::size_t completed = 0;  // number of products completed
   double completed_time = 0;
-  std::map<float*, Shadow> shadows;  // by the accumulator of the warpgroup's first thread
+  std::map<void*, Shadow> shadows;   // by the accumulator of the warpgroup's first thread
   std::vector<std::uint32_t> read;   // per chunk: 1 + index of the latest product that reads it
 };
 
@@ -1514,7 +1520,7 @@ void Cluster::begin_product(Warpgroup& warpgroup, Product& product, std::uint32_
   });
 }
 
-void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float* d, std::uint64_t a,
+void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, void* d, bool f16_sums, std::uint64_t a,
                     const std::uint32_t* a_registers, std::uint64_t b, bool b_across, bool a_across) {
   yield();
   Thread& thread = self();
@@ -1528,6 +1534,7 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float
   };
   check_descriptor(b);
   if (a_registers == nullptr) check_descriptor(a);
+  if (f16_sums && element == hopper::Element::bf16) fail("wgmma: sums of bf16 are f32");
   if (element == hopper::Element::e4m3 && (a_across || b_across))
     fail("wgmma: operands of e4m3 must be contiguous along the depth");
 
@@ -1537,6 +1544,7 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float
     product.element = element;
     product.columns = columns;
     product.accumulate = accumulate;
+    product.f16_sums = f16_sums;
     product.a = a;
     product.b = b;
     product.a_in_registers = a_registers != nullptr;
@@ -1546,8 +1554,8 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float
     warpgroup.products.push_back(std::move(product));
   }
   Product& product = warpgroup.products[index - warpgroup.first];
-  if (product.element != element || product.columns != columns || product.accumulate != accumulate || product.b != b ||
-      product.b_across != b_across || product.a_across != a_across ||
+  if (product.element != element || product.columns != columns || product.accumulate != accumulate ||
+      product.f16_sums != f16_sums || product.b != b || product.b_across != b_across || product.a_across != a_across ||
       product.a_in_registers != (a_registers != nullptr) || (!product.a_in_registers && product.a != a))
     fail("wgmma: the warpgroup's threads disagree about the instruction");
   for (const Product::Need& need : product.needs)
@@ -1567,8 +1575,11 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float
   auto in_flight =
       std::find_if(thread.in_flight.begin(), thread.in_flight.end(), [d](const auto& entry) { return entry.d == d; });
   if (in_flight == thread.in_flight.end()) {
-    thread.in_flight.push_back({d, std::vector<float>(d, d + columns / 2), index + 1});
-    std::fill(d, d + columns / 2, poison);
+    std::vector<std::uint32_t> saved(std::size_t(columns / (f16_sums ? 4 : 2)));
+    const std::vector<std::uint32_t> poison(saved.size(), poison_bits);
+    std::memcpy(saved.data(), d, saved.size() * sizeof(std::uint32_t));
+    std::memcpy(d, poison.data(), poison.size() * sizeof(std::uint32_t));
+    thread.in_flight.push_back({d, std::move(saved), index + 1});
   } else {
     in_flight->last = index + 1;
   }
@@ -1579,6 +1590,7 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float
   Shadow& shadow = warpgroup.shadows[product.d[0]];
   if (shadow.holders == 0) {
     shadow.columns = columns;
+    shadow.f16 = f16_sums;
     shadow.tile.assign(std::size_t(64 * columns), 0.0f);
     for (int t = 0; t < warpgroup_threads; ++t) {
       const Thread& other = *threads_[std::size_t(warpgroup.index * warpgroup_threads + t)];
@@ -1586,8 +1598,9 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, float
                                       [&](const auto& e) { return e.d == product.d[std::size_t(t)]; });
       if (entry == other.in_flight.end()) fail("wgmma: the warpgroup's threads disagree about the accumulator");
       for (int i = 0; i < columns / 2; ++i) {
-        const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (t % 4) + i % 2;
-        shadow.tile[std::size_t(row * columns + column)] = entry->saved[std::size_t(i)];
+        const auto saved = [&](int word) { return entry->saved[std::size_t(word)]; };
+        *shadow.of(t, i) = f16_sums ? to_float(Half{std::uint16_t(saved(i / 2) >> 16 * (i % 2))})
+                                    : std::bit_cast<float>(saved(i));
       }
     }
   }
@@ -1667,6 +1680,8 @@ void Cluster::compute(Warpgroup& warpgroup, Product& product) {
       const float* column = b.data() + k * n;
       for (int j = 0; j < n; ++j) row[j] += factor * column[j];
     }
+    if (product.f16_sums)
+      for (int j = 0; j < n; ++j) row[j] = to_float(from_float<Half>(row[j]));
   }
 }
 
@@ -1689,20 +1704,24 @@ void Cluster::complete_product(Warpgroup& warpgroup) {
 }
 
 /// Gives a thread its part of a finished accumulator.
-void Cluster::publish(Warpgroup& warpgroup, Thread& thread, float* d) {
+void Cluster::publish(Warpgroup& warpgroup, Thread& thread, void* d) {
   const auto entry =
       std::find_if(thread.in_flight.begin(), thread.in_flight.end(), [d](const auto& e) { return e.d == d; });
   if (entry == thread.in_flight.end() || entry->last > warpgroup.completed) return;
   const Product& product = warpgroup.products[entry->last - 1 - warpgroup.first];
   Shadow& shadow = warpgroup.shadows.at(product.d[0]);
   const int t = thread.index % warpgroup_threads;
-  for (int i = 0; i < shadow.columns / 2; ++i) {
-    if (std::bit_cast<std::uint32_t>(d[i]) != poison_bits)
+  std::vector<std::uint32_t> words(entry->saved.size());
+  std::memcpy(words.data(), d, words.size() * sizeof(std::uint32_t));
+  for (const std::uint32_t word : words)
+    if (word != poison_bits)
       fail("race: " + component_name(accesses_of(thread.index)) + " wrote to an accumulator of " +
            descriptions_[product.id] + " while it was in flight");
-    const int row = 16 * (t / 32) + t % 32 / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (t % 4) + i % 2;
-    d[i] = shadow.tile[std::size_t(row * shadow.columns + column)];
+  for (int i = 0; i < int(words.size()); ++i) {
+    const auto half = [&](int e) { return std::uint32_t(from_float<Half>(*shadow.of(t, 2 * i + e)).bits); };
+    words[std::size_t(i)] = shadow.f16 ? half(0) | half(1) << 16 : std::bit_cast<std::uint32_t>(*shadow.of(t, i));
   }
+  std::memcpy(d, words.data(), words.size() * sizeof(std::uint32_t));
   thread.in_flight.erase(entry);
   if (--shadow.holders == 0) warpgroup.shadows.erase(product.d[0]);
 }
@@ -1728,7 +1747,7 @@ void Cluster::wgmma_wait(int pending) {
   thread.fenced = false;
 }
 
-void Cluster::wgmma_readable(float* d, int columns, int pending) {
+void Cluster::wgmma_readable(void* d, int columns, int pending) {
   Thread& thread = self();
   Warpgroup& warpgroup = *warpgroups_[std::size_t(thread.warpgroup())];
   const auto entry =

@@ -145,14 +145,14 @@ class Cluster {
   void store_wait_read(int pending);
 
   void wgmma_fence();
-  /// a_registers: null for SS. accumulate as the instruction's scale-d, b_across and a_across as its
+  /// d: `columns` / 2 floats or, with f16_sums, `columns` / 4 pairs. a_registers: null for SS. accumulate as the instruction's scale-d, b_across and a_across as its
   /// trans-b and trans-a.
-  void wgmma(hopper::Element element, int columns, bool accumulate, float* d, std::uint64_t a,
+  void wgmma(hopper::Element element, int columns, bool accumulate, void* d, bool f16_sums, std::uint64_t a,
              const std::uint32_t* a_registers, std::uint64_t b, bool b_across, bool a_across);
   void wgmma_commit();
   void wgmma_wait(int pending);
   /// After wgmma_wait: this accumulator may be read.
-  void wgmma_readable(float* d, int columns, int pending);
+  void wgmma_readable(void* d, int columns, int pending);
 
   [[noreturn]] void fail(const std::string& message);
 
@@ -227,7 +227,7 @@ class Cluster {
   bool next_product_ready(const Warpgroup& warpgroup) const;
   void begin_product(Warpgroup& warpgroup, Product& product, std::uint32_t number);
   void complete_product(Warpgroup& warpgroup);
-  void publish(Warpgroup& warpgroup, Thread& thread, float* d);
+  void publish(Warpgroup& warpgroup, Thread& thread, void* d);
   template <class F>
   void for_operand_chunks(const Warpgroup& warpgroup, const Product& product, F&& visit);
   void compute(Warpgroup& warpgroup, Product& product);

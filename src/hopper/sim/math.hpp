@@ -73,6 +73,46 @@ inline std::uint32_t pack4_e4m3(float a, float b, float c, float d) {
          std::uint32_t(from_float<E4m3>(c).bits) << 16 | std::uint32_t(from_float<E4m3>(d).bits) << 24;
 }
 
+/// f of the values of each half, in double, rounded once: by way of f32 rounded to odd, which has twice the bits of f16.
+template <class... Pairs>
+inline std::uint32_t by_halves(const auto& f, Pairs... pairs) {
+  const auto half = [&](int shift) -> std::uint32_t {
+    const double exact = f(double(to_float(Half{std::uint16_t(pairs >> shift)}))...);
+    float x = float(exact);
+    if (std::abs(double(x)) > std::abs(exact)) x = std::nextafter(x, 0.0f);
+    if (double(x) != exact && !std::isnan(exact)) x = std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) | 1u);
+    return from_float<Half>(x).bits;
+  };
+  return half(0) | half(16) << 16;
+}
+
+inline std::uint32_t pair_fma(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  return by_halves([](double x, double y, double z) { return x * y + z; }, a, b, c);
+}
+
+inline std::uint32_t pair_sum(std::uint32_t a, std::uint32_t b) {
+  simulator::Cluster::current().account_alu(2, "add");
+  return by_halves([](double x, double y) { return x + y; }, a, b);
+}
+
+inline std::uint32_t pair_maximum(std::uint32_t a, std::uint32_t b) {
+  simulator::Cluster::current().account_alu(2, "max");
+  return by_halves([](double x, double y) { return std::fmax(x, y); }, a, b);
+}
+
+inline std::uint32_t pair_exp2(std::uint32_t x) {
+  simulator::Cluster::current().account_exp2();
+  simulator::Cluster::current().account_exp2();
+  return by_halves([](double y) { return std::exp2(y); }, x);
+}
+
+inline std::uint32_t pack4_e4m3(std::uint32_t a, std::uint32_t b) {
+  float value[4];
+  unpack2<Element::f16>(a, value[0], value[1]);
+  unpack2<Element::f16>(b, value[2], value[3]);
+  return pack4_e4m3(value[0], value[1], value[2], value[3]);
+}
+
 inline std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
   const std::uint64_t both = std::uint64_t(high) << 32 | low;
   std::uint32_t result = 0;
