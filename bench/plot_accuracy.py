@@ -24,7 +24,8 @@ from matplotlib.figure import Figure
 LABELS = {"standard_f16": "standard attention, f16", "fa3_f16": "fa3, f16",
           "fp8_baseline": "FP8, one scale per tensor, not rotated", "fa3_fp8": "FP8, scales per block, rotated",
           "fp8_without_blocks": "FP8, one scale per tensor, rotated",
-          "fp8_without_rotation": "FP8, scales per block, not rotated"}
+          "fp8_without_rotation": "FP8, scales per block, not rotated",
+          "fp8_wide": "FP8, scales per block, rotated, up to 448"}
 # Of the palette of Okabe and Ito, which the colour-blind can tell apart.
 BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#bbbbbb"
 BARS = {"rmse": ("measured", BLUE, -0.2, 2), "paper": ("FlashAttention-3 paper", GREY, 0.2, 1)}

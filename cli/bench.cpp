@@ -102,7 +102,7 @@ class CellTensors {
                       v = normal(cell_.kv_heads, cell_.d_v);
     const Tensor o = output(cell_.heads, cell_.d_v);
     if (cell_.dtype != FA3_E4M3) return time_forward(q, k, v, o, forward_options_, budget_seconds);
-    const QuantizedInputs in = quantize_inputs(q, k, v, Scaling::block, false);
+    const QuantizedInputs in = quantize_inputs(q, k, v, Scaling::block, false, true);
     return time_forward(in.q.view, in.k.view, in.v.view, o, in.with_scales(forward_options_), budget_seconds);
   }
 

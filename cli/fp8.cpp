@@ -7,17 +7,17 @@ namespace {
 
 using std::int64_t;
 
-Quantized quantize_one(const ConstTensor& x, int64_t scale_heads, const QuantizeOptions& options) {
+Quantized quantize_one(const ConstTensor& x, int64_t scale_heads, const QuantizeOptions& options, float largest) {
   const auto [batch, seqlen, heads, d] = x.shape;
   const int64_t blocks = (seqlen + FA3_SCALE_ROWS - 1) / FA3_SCALE_ROWS;
   const bool per_block = options.scaling == Scaling::block;
   check::Buffer values(x.device, std::size_t(batch * seqlen * heads * d));
   check::Buffer scales(x.device, std::size_t(batch * (per_block ? heads * blocks : scale_heads)) * sizeof(float));
   auto* data = static_cast<float*>(scales.data());
-  const ScalesView scale = per_block ? ScalesView::of_blocks(data, batch, heads, blocks, x.device)
-                           : options.scaling == Scaling::tensor
-                               ? ScalesView::of_tensor(data, batch, scale_heads, x.device)
-                               : ScalesView::of_heads(data, batch, scale_heads, x.device);
+  ScalesView scale = per_block                            ? ScalesView::of_blocks(data, batch, heads, blocks, x.device)
+                     : options.scaling == Scaling::tensor ? ScalesView::of_tensor(data, batch, scale_heads, x.device)
+                                                          : ScalesView::of_heads(data, batch, scale_heads, x.device);
+  scale.largest = largest;
   const Tensor y(values.data(), x.shape, Dtype::e4m3, x.device);
   std::size_t bytes = 0;
   check::require(quantize_workspace_size(x, y, scale, options, bytes));
@@ -48,21 +48,24 @@ ForwardProblem QuantizedInputs::in_host(const ForwardProblem& problem,
   for (const auto& [from, tensor, scales] :
        {std::tuple{&q, &p.q, &p.q_scale}, {&k, &p.k, &p.k_scale}, {&v, &p.v, &p.v_scale}}) {
     *tensor = {fetch(from->values), from->view.shape, from->view.stride};
-    *scales = {reinterpret_cast<float*>(fetch(from->scales)), from->scale.per_block, from->scale.stride};
+    *scales = {reinterpret_cast<float*>(fetch(from->scales)), from->scale.per_block, from->scale.stride,
+               from->scale.largest};
   }
   return p;
 }
 
 QuantizedInputs quantize_inputs(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, Scaling scaling,
-                                bool rotate) {
+                                bool rotate, bool narrow) {
   const int64_t kv_heads = k.shape[2];
   QuantizeOptions options;
   options.scaling = scaling;
-  const auto one = [&](const ConstTensor& x) { return quantize_one(x, kv_heads, options); };
+  const auto one = [&](const ConstTensor& x, float largest) {
+    return quantize_one(x, kv_heads, options, narrow ? largest : 448.0f);
+  };
   options.rotate = rotate;
-  Quantized q8 = one(q), k8 = one(k);
+  Quantized q8 = one(q, FA3_E4M3_NARROW_QK), k8 = one(k, FA3_E4M3_NARROW_QK);
   options.rotate = false;
-  return {std::move(q8), std::move(k8), one(v)};
+  return {std::move(q8), std::move(k8), one(v, FA3_E4M3_NARROW_V)};
 }
 
 }  // namespace fa3::cli

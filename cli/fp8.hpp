@@ -25,8 +25,9 @@ struct QuantizedInputs {
   ForwardProblem in_host(const ForwardProblem& problem, std::vector<std::vector<std::byte>>& host) const;
 };
 
-/// q, k and v of 16 bits (on cpu also f32) in e4m3, on their device; `rotate`: q and k. Throws Error.
+/// q, k and v of 16 bits (on cpu also f32) in e4m3, on their device; `rotate`: q and k; `narrow`: as
+/// small as sums in f16 need them (FA3_E4M3_NARROW_QK and _V), as the scales will say. Throws Error.
 QuantizedInputs quantize_inputs(const ConstTensor& q, const ConstTensor& k, const ConstTensor& v, Scaling scaling,
-                                bool rotate);
+                                bool rotate, bool narrow);
 
 }  // namespace fa3::cli

@@ -210,10 +210,11 @@ int run(const RunOptions& options) {
   ConstTensor q = view(0, buffers[0].data()), k = view(1, buffers[1].data()), v = view(2, buffers[2].data());
   std::optional<QuantizedInputs> quantized;
   if (options.fp8) {
-    quantized.emplace(quantize_inputs(q, k, v, Scaling::block, true));
+    quantized.emplace(quantize_inputs(q, k, v, Scaling::block, true, true));
     q = quantized->q.view, k = quantized->k.view, v = quantized->v.view;
     forward_options = quantized->with_scales(forward_options);
-    fmt::print("q, k, v: to e4m3 with a scale for each {} rows; q and k rotated\n", FA3_SCALE_ROWS);
+    fmt::print("q, k, v: to e4m3 up to {}, {}, {} with a scale for each {} rows; q and k rotated\n", FA3_E4M3_NARROW_QK,
+               FA3_E4M3_NARROW_QK, FA3_E4M3_NARROW_V, FA3_SCALE_ROWS);
   }
   const Tensor o_view(buffers[3].data(), o_shape, strides_of(o_shape), type, device);
   const RowTensor lse_view(buffers[4].data(), lse_shape, Dtype::f32, device);

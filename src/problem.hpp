@@ -78,7 +78,7 @@ struct ForwardProblem : Problem {
   /// e4m3 only: the keys of V are contiguous, not its features.
   bool v_is_d_major() const { return !v.empty() && v.stride[3] != 1; }
   fa3_dtype dtype_of_o() const { return dtype == FA3_E4M3 ? o_dtype : dtype; }
-  /// e4m3 only: that sums in f16 are enough for the products.
+  /// e4m3 only: that products of q, k and v fit sums in f16.
   bool narrow() const {
     return std::max(q_scale.largest, k_scale.largest) <= FA3_E4M3_NARROW_QK && v_scale.largest <= FA3_E4M3_NARROW_V;
   }

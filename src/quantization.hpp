@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "fa3/fa3.h"
+
 namespace fa3 {
 
 /// x' = (x D) H of d features: D random signs, H of `segments` Hadamard matrices of `order`, d = segments * order,
@@ -36,10 +38,14 @@ inline Rotation make_rotation(std::int64_t d, std::uint64_t seed) {
   return rotation;
 }
 
-/// The scale of values up to `amax`, which is finite. Not below the normal numbers, so that its inverse is finite, too.
-constexpr float scale_of(float amax) {
-  const float scale = amax / 448.0f;
+/// The scale of values up to `amax`, which is finite, where that becomes `largest`. Not below the normal numbers, so
+/// that its inverse is finite, too.
+constexpr float scale_of(float amax, float largest) {
+  const float scale = amax / largest;
   return amax == 0.0f ? 1.0f : scale < 0x1p-126f ? 0x1p-126f : scale;
 }
+
+/// y, but no larger than `largest` in size; NaN remains.
+constexpr float limited(float y, float largest) { return y > largest ? largest : y < -largest ? -largest : y; }
 
 }  // namespace fa3

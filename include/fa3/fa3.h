@@ -125,9 +125,9 @@ typedef struct fa3_forward_params {
    * 16; on cuda they may repeat batch entries and heads by stride 0, but not overlap otherwise. v may also be d-major:
    * stride[1] is 1 then, and stride[3] a multiple of 16 (of a row with an odd number of keys the byte behind them is
    * read, and ignored). o is f16 or bf16. P is rounded to e4m3, too. On cuda the tensor core adds products of e4m3 with
-   * fewer bits than f32 has, and all other sums are f32. If `largest` of all three is narrow it adds in f16, as are a block's
-   * sums of P (docs/numerics.md, FP8); where a value is larger all the same, or softmax_scale * q . k beyond 2,800, O and LSE of the
-   * row may be anything. */
+   * fewer bits than f32 has, and all other sums are f32. If `largest` of all three is narrow it adds in f16, as are a
+   * block's sums of P (docs/numerics.md, FP8); where a value is larger all the same, or softmax_scale * q . k beyond
+   * 2,800, O and LSE of the row may be anything. */
   fa3_scales q_scale;
   fa3_scales k_scale;
   fa3_scales v_scale;
@@ -163,7 +163,8 @@ FA3_API fa3_status fa3_forward(const fa3_forward_params* params, void* workspace
 
 /* From 16 bits to e4m3, for the forward pass: first rotary embedding, if rope_cos is given, then incoherent processing,
  * if `rotate`, then the scale:  y = e4m3(x' / scale), rounded to nearest even, values above 448 becoming 448, Inf and
- * NaN becoming NaN; scale.largest, if not 0, takes the place of 448 here and below. docs/numerics.md, FP8, defines every step to the bit.
+ * NaN becoming NaN; scale.largest, if not 0, takes the place of 448 here and below. docs/numerics.md, FP8, defines
+ * every step to the bit.
  *
  * Zero-initialise, then set struct_size = sizeof(fa3_quantize_params) and api_version = FA3_API_VERSION. */
 typedef enum fa3_scaling {

@@ -95,7 +95,8 @@ fa3_tensor to_c(const BasicView<Pointer, 4>& view) {
 }
 
 inline fa3_scales to_c(const ScalesView& view) {
-  return {view.data, view.per_block, view.largest, {view.stride[0], view.stride[1], view.per_block ? view.stride[2] : 0}};
+  return {
+      view.data, view.per_block, view.largest, {view.stride[0], view.stride[1], view.per_block ? view.stride[2] : 0}};
 }
 
 /// That `view` has the extents `shape`, called `letters`; else says what it has.
@@ -399,7 +400,8 @@ inline Status quantize_supported(const ConstTensor& x, const Tensor& y, const Sc
 /// y = e4m3(x' / scale), x' being x after the embedding and the rotation of the options.
 ///   x [batch, seqlen, heads, d], f16 or bf16, on cpu also f32   y: of x's shape, e4m3
 ///   scale: written but for Scaling::given. Scaling::block: ScalesView::of_blocks. head: of_heads, of heads or, for
-///     a q, kv_heads of them. tensor: of_tensor. given: any, or one without data: 1
+///     a q, kv_heads of them. tensor: of_tensor. given: any, or one without data: 1. `largest` is obeyed: no y is
+///     larger in size
 /// On cuda the work is enqueued on `stream`; on cpu it is done on return. If the status is not ok, nothing was written.
 inline Status quantize(const ConstTensor& x, const Tensor& y, const ScalesView& scale,
                        const QuantizeOptions& options = {}, Workspace workspace = {}, fa3_stream stream = nullptr) {

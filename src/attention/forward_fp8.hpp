@@ -10,8 +10,8 @@
 // - The tensor core adds e4m3 products with few bits. A block's P V begins at 0, and is added to O in f32 with the
 //   block's scale of V: two levels of sums, and scales of blocks at no cost. Those of Q and K are one factor of the
 //   block's exponents.
-// - Of narrow q, k and v (fa3.h) it adds in f16: config.f16_sums. S and the parts of P V take half of the registers then,
-//   and the softmax goes by pairs (docs/lab_book.md, 52).
+// - Of narrow q, k and v (fa3.h) it adds in f16 where config.f16_sums says so. S and the parts of P V take half of the
+//   registers then, and the softmax goes by pairs (docs/lab_book.md, 52).
 // - There is no shared memory for O. It is staged in the ring of V^T, where each warpgroup has a turn after a tile's
 //   blocks, or stored from registers (Output; output_fp8.hpp).
 //

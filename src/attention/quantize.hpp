@@ -363,7 +363,7 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
         if (thread == 0 && bits > place_of_maximum()) hopper::atomic_max(&place_of_maximum(), bits);
         continue;
       }
-      scale = scale_of(args.norm * std::bit_cast<float>(bits));
+      scale = scale_of(args.norm * std::bit_cast<float>(bits), args.largest);
     }
     if (reads_scale || writes_scale) {
       float& place =
@@ -374,7 +374,15 @@ HOPPER_FUNCTION void quantize(QuantizeShared& shared, const QuantizeArguments& a
         place = scale;
     }
 
-    const float factor = args.norm * (1.0f / scale);
+    float factor = args.norm * (1.0f / scale);
+    // In a loop of its own: products with a scale that was found here need no limit, and shall not pay for one. It is
+    // one of the products because a bound of the values would be rounded, and be 0 for an infinite factor.
+    if (args.limits) {
+      HOPPER_UNROLL
+      for (int j = 0; j < held; ++j) HOPPER_UNROLL
+      for (int i = 0; i < 8; ++i) value[j][i] = limited(value[j][i] * factor, args.largest);
+      factor = 1;
+    }
     const auto quantized = [&](const float(&v)[8]) {
       EightE4m3 out;
       HOPPER_UNROLL

@@ -81,7 +81,9 @@ struct QuantizeArguments {
   // The lane of rank t of a row has pieces t + j * lanes, j < slots_used.
   int slots_used;
 
-  float* scale;  // null: given, and 1
+  float largest;  // |y|
+  bool limits;    // products to `largest`, below which neither the scale nor the conversion keeps them
+  float* scale;   // null: given, and 1
   std::int64_t scale_stride[3];
   int group;  // heads that share one
   Divisor by_group;

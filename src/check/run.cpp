@@ -287,7 +287,8 @@ ScalesRef host_scales(const Case& c, Memory& memory, int tensor, Scales scales) 
   ones.largest = largest_of(c, tensor);
   if (scales == Scales::none || memory.placement[std::size_t(tensor)].empty()) return ones;
   const Index& stride = memory.placement[std::size_t(tensor)].stride;
-  return {static_cast<float*>(memory.first(tensor)), per_block(scales), {stride[0], stride[1], stride[2]}, ones.largest};
+  return {
+      static_cast<float*>(memory.first(tensor)), per_block(scales), {stride[0], stride[1], stride[2]}, ones.largest};
 }
 
 /// The problem in host memory, for the judge. Of a backward case: the forward pass over all its keys.

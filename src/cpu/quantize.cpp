@@ -50,7 +50,9 @@ template <class T>
 class Quantizer {
  public:
   explicit Quantizer(const QuantizeProblem& problem)
-      : problem_(problem), rotation_(problem.rotate ? make_rotation(problem.d, problem.seed) : Rotation()) {}
+      : problem_(problem),
+        rotation_(problem.rotate ? make_rotation(problem.d, problem.seed) : Rotation()),
+        largest_(problem.scale.largest) {}
 
   void run() {
     const QuantizeProblem& p = problem_;
@@ -69,7 +71,7 @@ class Quantizer {
       const Block b = block(task);
       float* const values = rows[std::size_t(thread)].data();
       const float most = transform(b, values);
-      if (p.scaling == FA3_SCALING_BLOCK) *place_of_scale(b) = scale_of(rotation_.norm * most);
+      if (p.scaling == FA3_SCALING_BLOCK) *place_of_scale(b) = scale_of(rotation_.norm * most, largest_);
       write(b, values, p.scale.data == nullptr ? 1.0f : *place_of_scale(b));
     });
   }
@@ -118,7 +120,8 @@ class Quantizer {
     for (std::size_t begin = 0; begin < maxima_.size(); begin += std::size_t(each))
       *place_of_scale(block(int64_t(begin))) =
           scale_of(rotation_.norm * *std::max_element(maxima_.begin() + std::ptrdiff_t(begin),
-                                                      maxima_.begin() + std::ptrdiff_t(begin) + each));
+                                                      maxima_.begin() + std::ptrdiff_t(begin) + each),
+                   largest_);
   }
 
   void write(const Block& b, const float* values, float scale) const {
@@ -127,13 +130,15 @@ class Quantizer {
     for (int64_t row = first_row(b); row < end_row(b); ++row, values += p.d) {
       E4m3* const to = features<E4m3>(p.y, b.batch, row, b.head);
       for (int64_t i = 0; i < p.d; ++i)
-        to[i] = std::abs(values[i]) < std::numeric_limits<float>::infinity() ? from_float<E4m3>(values[i] * factor)
-                                                                             : E4m3{0x7f};
+        to[i] = std::abs(values[i]) < std::numeric_limits<float>::infinity()
+                    ? from_float<E4m3>(limited(values[i] * factor, largest_))
+                    : E4m3{0x7f};
     }
   }
 
   const QuantizeProblem& problem_;
   const Rotation rotation_;
+  const float largest_;        // of y
   std::vector<float> maxima_;  // by block
 };
 

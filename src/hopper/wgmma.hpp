@@ -62,8 +62,8 @@ HOPPER_FUNCTION std::uint64_t advance(std::uint64_t descriptor, int bytes) {
 /// One m64nNk16 instruction, of e4m3 m64nNk32, N = columns. WgmmaSS<element, columns>::issue<accumulate, b_major,
 /// a_major>(d, a, b): D (+)= A B, both operands by descriptor. WgmmaRS<element, columns>::issue(d, a, b): D += A B, A
 /// in four registers, B by descriptor, contiguous across the depth. e4m3: issue<accumulate>(d, a, b) in both forms, the
-/// operands in shared memory contiguous along the depth, as they must be. `d` is an accumulator's value array, of e4m3 also
-/// a HalfAccumulator's.
+/// operands in shared memory contiguous along the depth, as they must be. `d` is an accumulator's value array, of e4m3
+/// also a HalfAccumulator's.
 template <Element element, int columns>
 struct WgmmaSS;
 template <Element element, int columns>
@@ -124,8 +124,8 @@ HOPPER_FUNCTION void issue_abt(AccumulatorOf<columns>& acc, const SharedTile<a_r
 /// Issues acc = A B^T with A [64 x depth] in registers and rows [first_row, first_row + columns) of `b` [.. x depth];
 /// of e4m3, `depth` counting pairs of elements.
 template <Element element, int depth, int columns, int b_rows, template <int> class AccumulatorOf>
-HOPPER_FUNCTION void issue_abt(AccumulatorOf<columns>& acc, const OperandA<depth>& a, const SharedTile<b_rows, depth>& b,
-                               int first_row) {
+HOPPER_FUNCTION void issue_abt(AccumulatorOf<columns>& acc, const OperandA<depth>& a,
+                               const SharedTile<b_rows, depth>& b, int first_row) {
   using B = SharedTile<b_rows, depth>;
   static_assert(element == Element::e4m3 && B::panels == 1);
   const std::uint64_t b_begin = descriptor(shared_address(&b) + first_row * B::row_bytes, 16, 8 * B::row_bytes);

@@ -79,6 +79,8 @@ attention::QuantizeArguments quantize_arguments(const QuantizeProblem& problem, 
       (sharing.lanes == 4 ? args.y_aligned : args.slots_used % 2 == 0 && aligned<3>(problem.y.data, of_y, 16, 16));
   args.items = plan.items;
 
+  args.largest = problem.scale.largest;
+  args.limits = problem.scale.largest < 448 && problem.scaling == FA3_SCALING_GIVEN;
   args.scale = problem.scale.data;
   std::copy(problem.scale.stride.begin(), problem.scale.stride.end(), args.scale_stride);
   const bool one = problem.scaling == FA3_SCALING_TENSOR;

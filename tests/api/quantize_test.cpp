@@ -184,12 +184,16 @@ TEST(Quantize, EmptyTensorsAreNotTouched) {
 }
 
 TEST(Quantize, OfOnes) {
-  QuantizeData data;
-  ASSERT_EQ(fa3_quantize(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
-  for (std::size_t i = 0; i < data.y.size(); ++i)
-    EXPECT_EQ(data.y[i], i < data.y.size() - QuantizeData::spare ? 0x7e : QuantizeData::poison);
-  for (std::size_t i = 0; i < data.scale.size(); ++i)
-    EXPECT_EQ(data.scale[i], i < data.scale.size() - QuantizeData::spare ? 1 / 448.0f : QuantizeData::poison_scale);
+  for (const auto& [largest, most] : {std::pair{0.0f, 0x7e}, {15.0f, 0x57}, {1.125f, 0x39}}) {
+    QuantizeData data;
+    data.params.scale.largest = largest;
+    ASSERT_EQ(fa3_quantize(&data.params, nullptr, 0, nullptr), FA3_OK) << fa3_last_error();
+    const float scale = 1 / (largest == 0 ? 448.0f : largest);
+    for (std::size_t i = 0; i < data.y.size(); ++i)
+      EXPECT_EQ(data.y[i], i < data.y.size() - QuantizeData::spare ? most : QuantizeData::poison);
+    for (std::size_t i = 0; i < data.scale.size(); ++i)
+      EXPECT_EQ(data.scale[i], i < data.scale.size() - QuantizeData::spare ? scale : QuantizeData::poison_scale);
+  }
 }
 
 TEST(Quantize, WorkspaceOfScalesThatBlocksShare) {
@@ -228,7 +232,8 @@ TEST(Quantize, CppLayer) {
   options.seed = 9;
   c.params.rotate = c.params.rope_interleaved = 1;
   c.params.seed = 9;
-  const auto agree = [&](const ScalesView& scale) {
+  const auto agree = [&](ScalesView scale) {
+    scale.largest = c.params.scale.largest;
     EXPECT_TRUE(quantize_supported(x, y, scale, options));
     const Status status = quantize(x, y, scale, options);
     EXPECT_TRUE(status) << status.message();
@@ -237,6 +242,10 @@ TEST(Quantize, CppLayer) {
     EXPECT_EQ(c.scale, cpp.scale);
   };
   agree(ScalesView::of_blocks(cpp.scale.data(), 2, 4, 2, Device::cpu));
+  const std::vector<std::uint8_t> wide = cpp.y;
+  c.params.scale.largest = 15;
+  agree(ScalesView::of_blocks(cpp.scale.data(), 2, 4, 2, Device::cpu));
+  EXPECT_NE(cpp.y, wide);
   options.scaling = Scaling::head;
   c.scale_heads(2);
   agree(ScalesView::of_heads(cpp.scale.data(), 2, 2, Device::cpu));
@@ -310,6 +319,7 @@ struct GpuCase {
   int scaling;
   bool rotate, rope, interleaved, aligned;
   std::int64_t batch = 2;
+  float largest = 0;
 };
 
 /// [batch, 200, 6, d]: bits of all kinds in 16-bit words. Returns the number of values that were compared.
@@ -350,6 +360,7 @@ std::int64_t compare_with_cpu(const GpuCase& c, fa3_dtype dtype) {
   if (params.scale.per_block)
     params.scale.stride[0] = heads * blocks, params.scale.stride[1] = blocks, params.scale.stride[2] = 1;
   if (c.scaling == FA3_SCALING_HEAD) params.scale.stride[0] = 3, params.scale.stride[1] = 1;
+  params.scale.largest = c.largest;
   params.rope_stride = rope_stride;
   params.rope_d = c.d;
   params.rope_interleaved = c.interleaved;
@@ -385,12 +396,14 @@ TEST(QuantizeOnCuda, HasTheBitsOfTheCpu) {
       for (const int scaling : {FA3_SCALING_BLOCK, FA3_SCALING_HEAD, FA3_SCALING_TENSOR, FA3_SCALING_GIVEN})
         for (const bool rotate : {false, true})
           for (const int rope : {0, 1, 2})
-            for (const bool aligned : {true, false}) {
-              if (!aligned && scaling != FA3_SCALING_BLOCK) continue;
-              SCOPED_TRACE(testing::Message() << "dtype " << dtype << " d " << d << " scaling " << scaling << " rotate "
-                                              << rotate << " rope " << rope << " aligned " << aligned);
-              values += compare_with_cpu({d, scaling, rotate, rope != 0, rope == 2, aligned}, dtype);
-            }
+            for (const bool aligned : {true, false})
+              for (const float largest : {0.0f, 15.0f}) {
+                if (!aligned && scaling != FA3_SCALING_BLOCK) continue;
+                SCOPED_TRACE(testing::Message()
+                             << "dtype " << dtype << " d " << d << " scaling " << scaling << " rotate " << rotate
+                             << " rope " << rope << " aligned " << aligned << " up to " << largest);
+                values += compare_with_cpu({d, scaling, rotate, rope != 0, rope == 2, aligned, 2, largest}, dtype);
+              }
   EXPECT_GT(values, 10'000'000);
 }
 

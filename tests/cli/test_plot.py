@@ -302,6 +302,17 @@ class AccuracyPlot(WithMatplotlib):
         self.assertIn("layer.npz", texts)
         self.assertNotIn("FlashAttention-3 paper", texts)
 
+    def test_a_row_that_the_paper_has_not(self) -> None:
+        result = json.loads(NEWEST_ACCURACY.read_text())
+        table = next(table for table in result["accuracy"] if table["d"] == 128)
+        rows = [row for row in table["rows"] if row["row"] != "fp8_wide"]
+        result["accuracy"] = [{**table, "rows": [*rows, {"row": "fp8_wide", "rmse": 9.87e-3, "max": 0.1}]}]
+        self.assertEqual(self.draw(result).returncode, 0)
+        texts = self.texts("accuracy_h200.svg")
+        for label in ("FP8, scales per block, rotated, up to 448", "9.87e-3"):
+            self.assertIn(label, texts)
+        self.assertEqual([len(self.shapes("accuracy_h200.svg", colour)) for colour in ("#0072b2", "#bbbbbb")], [7, 6])
+
     def test_no_error_is_a_line_at_0(self) -> None:
         result = json.loads(NEWEST_CONTEXT.read_text())
         result |= {"d": 64, "context": [

@@ -33,6 +33,7 @@ struct Case {
   int64_t scale_heads = 0;  // 0: heads
   float given_scale = 0;    // GIVEN: all scales; 0: none are given
   bool given_per_block = false;
+  float largest = 448;
   Rope rope = Rope::none;
   int64_t rope_d = 0;        // 0: d
   int64_t rope_padding = 0;  // what a position has beyond rope_d / 2
@@ -46,33 +47,39 @@ struct Case {
            std::to_string(heads) + ", " + std::to_string(d) + "] values " + std::to_string(int(values)) + " layout " +
            std::to_string(int(layout)) + " scaling " + std::to_string(scaling) + " scale_heads " +
            std::to_string(scale_heads) + " rope " + std::to_string(int(rope)) + " of " + std::to_string(rope_d) +
-           (rotate ? " rotated" : "");
+           (rotate ? " rotated" : "") + " up to " + std::to_string(largest);
   }
 };
 
+/// What all values can be limited to, and one that is narrow for q and k, and one for v.
+inline constexpr float limits[] = {448, FA3_E4M3_NARROW_QK, FA3_E4M3_NARROW_V};
+inline int code_of(float limit) { return limit == 448 ? 0x7e : limit == 15 ? 0x57 : limit == 1.125f ? 0x39 : -1; }
+
 /// Every value of a 16-bit type, times one scale; 0: that of the tensor.
-inline Case all_bits_case(fa3_dtype dtype, float scale) {
+inline Case all_bits_case(fa3_dtype dtype, float scale, float largest) {
   Case c;
   c.dtype = dtype;
   c.batch = 1, c.seqlen = 256, c.heads = 1, c.d = 256;
   c.values = Case::Values::all_bits;
   c.scaling = scale == 0 ? FA3_SCALING_TENSOR : FA3_SCALING_GIVEN;
   c.given_scale = scale;
+  c.largest = largest;
   return c;
 }
 
-/// The code of the nearest e4m3, by a search among all of them.
-inline std::uint8_t nearest_e4m3(float x) {
+/// The code of the nearest e4m3, by a search among all of them up to that of code `last`.
+inline std::uint8_t nearest_e4m3(float x, int last) {
   static const std::array<double, 127> sizes = [] {
     std::array<double, 127> all{};
     for (int code = 0; code < 127; ++code)
       all[std::size_t(code)] = code < 8 ? std::ldexp(code, -9) : std::ldexp(8 + code % 8, code / 8 - 10);
     return all;
   }();
+  if (std::isnan(x)) return 0x7f;
   const double size = std::abs(double(x));
   const std::uint8_t sign = std::signbit(x) ? 0x80 : 0;
-  const auto above = std::lower_bound(sizes.begin(), sizes.end(), size);
-  if (above == sizes.end()) return std::uint8_t(sign | 0x7e);
+  const auto end = sizes.begin() + last + 1, above = std::lower_bound(sizes.begin(), end, size);
+  if (above == end) return std::uint8_t(sign | last);
   auto code = int(above - sizes.begin());
   if (code > 0) {
     const double to_below = size - sizes[std::size_t(code - 1)], to_above = *above - size;
@@ -142,6 +149,7 @@ class Trial {
     p.y = {y_.data(), {c.batch, c.seqlen, c.heads, c.d}, y_stride_};
     p.scaling = c.scaling;
     if (c.scaling != FA3_SCALING_GIVEN || c.given_scale != 0) p.scale = {scale_.data(), per_block_, scale_stride_};
+    p.scale.largest = c.largest;
     if (c.rope != Case::Rope::none) {
       p.rope_cos = cos_.data(), p.rope_sin = sin_.data();
       p.rope_stride = rope_stride_;
@@ -188,14 +196,14 @@ class Trial {
                                                                                : of_h == h && of_s / 128 == s / 128));
               if (shares) most = std::max(most, largest[other]);
             }
-            scale[at] = most == 0 ? 1.0f : std::max(most / 448.0f, std::numeric_limits<float>::min());
+            scale[at] = most == 0 ? 1.0f : std::max(most / c.largest, std::numeric_limits<float>::min());
           }
           const bool unit = c.scaling == FA3_SCALING_GIVEN && c.given_scale == 0;
           const float factor = norm * (1.0f / (unit ? 1.0f : scale[at]));
           for (int64_t i = 0; i < c.d; ++i) {
             const float v = rows[row][std::size_t(i)];
             y[std::size_t(b * y_stride_[0] + s * y_stride_[1] + h * y_stride_[2] + i)] =
-                std::isfinite(v) ? nearest_e4m3(v * factor) : 0x7f;
+                std::isfinite(v) ? nearest_e4m3(v * factor, code_of(c.largest)) : 0x7f;
           }
         }
     for (std::size_t i = 0; i < y.size(); ++i)
@@ -207,6 +215,14 @@ class Trial {
         return "scale at offset " + std::to_string(i) + " is " + std::to_string(scale_[i]) + ", expected " +
                std::to_string(scale[i]);
     return "";
+  }
+
+  /// Of y, without signs and but for NaN; to be called after problem() was run.
+  int largest_code_found() const {
+    int most = 0;
+    for (const std::uint8_t code : y_)
+      if ((code & 0x7f) != 0x7f) most = std::max(most, code & 0x7f);
+    return most;
   }
 
   /// x' of a row.
@@ -375,6 +391,35 @@ inline std::vector<Case> small_cases() {
         for (const fa3_scaling scaling : {FA3_SCALING_BLOCK, FA3_SCALING_TENSOR})
           add([&](Case& c) { c.batch = 1, c.values = values, c.d = d, c.rotate = rotate, c.scaling = scaling; });
   add([](Case& c) { c.batch = 1, c.values = Case::Values::nonfinite, c.rope = Case::Rope::halves; });
+  for (const bool rotate : {false, true}) {
+    for (const int64_t d : {64, 96, 256})
+      for (const Case::Values values : {Case::Values::normal, Case::Values::nonfinite, Case::Values::tiny})
+        for (const fa3_scaling scaling : {FA3_SCALING_BLOCK, FA3_SCALING_HEAD, FA3_SCALING_TENSOR, FA3_SCALING_GIVEN})
+          add([&](Case& c) {
+            c.batch = 1, c.d = d, c.values = values, c.scaling = scaling, c.rotate = rotate, c.largest = 15;
+            c.given_scale = values == Case::Values::tiny ? 1e-40f : 0.3f;  // 1 / 1e-40 is infinite
+            c.given_per_block = d == 96;
+          });
+    add([&](Case& c) { c.scaling = FA3_SCALING_GIVEN, c.rotate = rotate, c.largest = 15; });
+    add([&](Case& c) {
+      c.d = 240, c.scaling = FA3_SCALING_GIVEN, c.given_scale = 0.01f, c.rotate = rotate, c.largest = 15;
+      c.rope = Case::Rope::halves, c.layout = Case::Layout::odd;
+    });
+  }
+  return cases;
+}
+
+/// Cases with a value that has the largest size there is: of every scaling and limit.
+inline std::vector<Case> full_cases() {
+  std::vector<Case> cases;
+  for (const float largest : limits)
+    for (const fa3_scaling scaling : {FA3_SCALING_BLOCK, FA3_SCALING_HEAD, FA3_SCALING_TENSOR, FA3_SCALING_GIVEN})
+      for (const bool rotate : {false, true}) {
+        Case c;
+        c.scaling = scaling, c.rotate = rotate, c.largest = largest;
+        c.given_scale = 0.01f;
+        cases.push_back(c);
+      }
   return cases;
 }
 

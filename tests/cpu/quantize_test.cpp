@@ -50,9 +50,19 @@ TEST(Quantize, AgreesWithTheReferenceOnSmallShapes) {
 // Rounding, saturation and the ends of the range: every product of a 16-bit value and a scale.
 TEST(Quantize, AgreesWithTheReferenceOnAllBitPatterns) {
   for (const fa3_dtype dtype : {FA3_F16, FA3_BF16})
-    for (const float scale : {0.0f, 1.0f, 0.37f, 0x1p-20f, 1e20f}) {
-      EXPECT_EQ(compare(all_bits_case(dtype, scale)), "") << scale;
-    }
+    for (const float scale : {0.0f, 1.0f, 0.37f, 0x1p-20f, 1e20f, 1e-40f})
+      for (const float largest : quantize_test::limits) {
+        EXPECT_EQ(compare(all_bits_case(dtype, scale, largest)), "") << scale << " up to " << largest;
+      }
+}
+
+TEST(Quantize, LargestValues) {
+  for (const Case& c : quantize_test::full_cases()) {
+    SCOPED_TRACE(c.name());
+    Trial run(c);
+    cpu::quantize(run.problem());
+    EXPECT_EQ(run.largest_code_found(), quantize_test::code_of(c.largest));
+  }
 }
 
 TEST(Quantize, RotationKeepsScalarProducts) {

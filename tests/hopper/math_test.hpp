@@ -291,7 +291,8 @@ struct PairFunctions {
 
 TEST_P(Math, FunctionsOfPairs) {
   std::mt19937 random(7);
-  const std::uint16_t special[] = {0x0000, 0x8000, 0x3c00, 0xbc00, 0x7bff, 0xfbff, 0x7c00, 0xfc00, 0x7e00, 0x0001, 0x83ff};
+  const std::uint16_t special[] = {0x0000, 0x8000, 0x3c00, 0xbc00, 0x7bff, 0xfbff,
+                                   0x7c00, 0xfc00, 0x7e00, 0x0001, 0x83ff};
   std::vector<std::uint32_t> operand[3];
   for (std::vector<std::uint32_t>& pairs : operand)
     for (int i = 0; i < 3000; ++i) {

@@ -35,9 +35,20 @@ TEST(QuantizeKernel, AgreesWithTheReference) {
 // Rounding, saturation, NaN and infinity in every place.
 TEST(QuantizeKernel, AgreesWithTheReferenceOnAllBitPatterns) {
   for (const fa3_dtype dtype : {FA3_F16, FA3_BF16})
-    for (const float scale : {0.0f, 0.37f, 1e20f}) {
-      EXPECT_EQ(compare(all_bits_case(dtype, scale), simulator::Completion::eager, 0), "") << scale;
-    }
+    for (const float scale : {0.0f, 1.0f, 0.37f, 1e20f, 1e-40f})
+      for (const float largest : quantize_test::limits) {
+        EXPECT_EQ(compare(all_bits_case(dtype, scale, largest), simulator::Completion::eager, 0), "")
+            << scale << " up to " << largest;
+      }
+}
+
+TEST(QuantizeKernel, LargestValues) {
+  for (const Case& c : quantize_test::full_cases()) {
+    SCOPED_TRACE(c.name());
+    Trial trial(c);
+    simulator::quantize(trial.problem(), {});
+    EXPECT_EQ(trial.largest_code_found(), quantize_test::code_of(c.largest));
+  }
 }
 
 }  // namespace

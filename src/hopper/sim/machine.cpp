@@ -139,7 +139,7 @@ struct Cluster::Thread {
   struct InFlight {
     void* d;
     std::vector<std::uint32_t> saved;  // its registers at the first issue
-    std::size_t last;          // 1 + index of the latest product on it
+    std::size_t last;                  // 1 + index of the latest product on it
   };
   std::vector<InFlight> in_flight;
 
@@ -200,8 +200,8 @@ struct Cluster::Warpgroup {
   std::size_t first = 0;      // number of products dropped from the front
   std::size_t completed = 0;  // number of products completed
   double completed_time = 0;
-  std::map<void*, Shadow> shadows;   // by the accumulator of the warpgroup's first thread
-  std::vector<std::uint32_t> read;   // per chunk: 1 + index of the latest product that reads it
+  std::map<void*, Shadow> shadows;  // by the accumulator of the warpgroup's first thread
+  std::vector<std::uint32_t> read;  // per chunk: 1 + index of the latest product that reads it
 };
 
 struct Cluster::Rendezvous {
@@ -1599,8 +1599,8 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, void*
       if (entry == other.in_flight.end()) fail("wgmma: the warpgroup's threads disagree about the accumulator");
       for (int i = 0; i < columns / 2; ++i) {
         const auto saved = [&](int word) { return entry->saved[std::size_t(word)]; };
-        *shadow.of(t, i) = f16_sums ? to_float(Half{std::uint16_t(saved(i / 2) >> 16 * (i % 2))})
-                                    : std::bit_cast<float>(saved(i));
+        *shadow.of(t, i) =
+            f16_sums ? to_float(Half{std::uint16_t(saved(i / 2) >> 16 * (i % 2))}) : std::bit_cast<float>(saved(i));
       }
     }
   }

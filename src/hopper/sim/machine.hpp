@@ -145,8 +145,8 @@ class Cluster {
   void store_wait_read(int pending);
 
   void wgmma_fence();
-  /// d: `columns` / 2 floats or, with f16_sums, `columns` / 4 pairs. a_registers: null for SS. accumulate as the instruction's scale-d, b_across and a_across as its
-  /// trans-b and trans-a.
+  /// d: `columns` / 2 floats or, with f16_sums, `columns` / 4 pairs. a_registers: null for SS. accumulate as the
+  /// instruction's scale-d, b_across and a_across as its trans-b and trans-a.
   void wgmma(hopper::Element element, int columns, bool accumulate, void* d, bool f16_sums, std::uint64_t a,
              const std::uint32_t* a_registers, std::uint64_t b, bool b_across, bool a_across);
   void wgmma_commit();

@@ -73,7 +73,8 @@ inline std::uint32_t pack4_e4m3(float a, float b, float c, float d) {
          std::uint32_t(from_float<E4m3>(c).bits) << 16 | std::uint32_t(from_float<E4m3>(d).bits) << 24;
 }
 
-/// f of the values of each half, in double, rounded once: by way of f32 rounded to odd, which has twice the bits of f16.
+/// f of the values of each half, in double, rounded once: by way of f32 rounded to odd, which has twice the bits of
+/// f16.
 template <class... Pairs>
 inline std::uint32_t by_halves(const auto& f, Pairs... pairs) {
   const auto half = [&](int shift) -> std::uint32_t {
