@@ -68,8 +68,9 @@ HOPPER_FUNCTION void apply_mask(hopper::HalfAccumulator<columns>& s, const Forwa
                                 int first_key) {
   constexpr std::uint32_t low = 0xffffu, minus_infinity = 0xfc00u;
   if (args.scale.sign != 1.0f) {
+    const std::uint32_t sign = hopper::pack2<hopper::Element::f16>(args.scale.sign, args.scale.sign);
     HOPPER_UNROLL
-    for (int i = 0; i < columns / 4; ++i) s.value[i] ^= 0x80008000u;
+    for (int i = 0; i < columns / 4; ++i) s.value[i] = hopper::pair_fma(s.value[i], sign, 0);
   }
   HOPPER_UNROLL
   for (int r = 0; r < 2; ++r) {

@@ -252,7 +252,7 @@ Memory make_memory(const Case& c) {
   with_input_dtype(c.dtype, [&]<class T>(T) {
     for (const auto& [tensor, given] : inputs) {
       TensorSpec spec = *given;
-      if (c.narrow && tensor == V) spec.scale *= 0.21875;
+      if (c.narrow && tensor == V) spec.scale *= 0.1875;
       fill<T>(memory, tensor, spec, c.name + (tensor == DO ? "dO" : std::string(1, "QKV"[tensor])));
     }
     for (const Patch& patch : c.patches) apply<T>(memory, patch);

@@ -80,7 +80,7 @@ inline constexpr ForwardRow forward_rows[] = {
     {"e4m3_d256_vt",            {fp8(256, 256, 128,   3,     1,     Output::in_v_ring,    64,        Turns::gemm,         true,            false)}, 4096, 8192},
     {"e4m3_narrow_d64_short",   {fp8(64,  64,  256,   3,     2,     Output::by_registers, 64,        Turns::free_running, false,           true)}, never, always},
     {"e4m3_narrow_d64",         {fp8(64,  64,  256,   3,     2,     Output::by_registers, 64,        Turns::gemm,         false,           true)}, always, 4096},
-    {"e4m3_narrow_d96",         {fp8(96,  96,  192,   3,     2,     Output::in_v_ring,    96,        Turns::gemm,         false,           true)}, always, always},
+    {"e4m3_narrow_d96",         {fp8(96,  96,  192,   3,     2,     Output::in_v_ring,    48,        Turns::gemm,         false,           true)}, always, always},
     {"e4m3_narrow_d128",        {fp8(128, 128, 192,   3,     2,     Output::in_v_ring,    64,        Turns::gemm,         false,           true)}, always, always},
     {"e4m3_narrow_d192v128",    {fp8(192, 128, 192,   2,     1,     Output::by_registers, 64,        Turns::gemm,         false,           true)}, always, always},
     {"e4m3_narrow_d192",        {fp8(192, 192, 128,   2,     1,     Output::in_v_ring,    96,        Turns::gemm,         false,           true)}, always, always},

@@ -60,6 +60,7 @@ class Counters : public testing::TestWithParam<int> {
     check::Case c;
     c.name = std::string(row.name) + "/counters";
     c.dtype = kernels::dtype_of(config.element);
+    c.narrow = config.f16_sums;
     if (config.fp8()) c.k.scales = check::Scales::head;  // stored and read for every block whatever they are
     c.d = config.d;
     c.d_v = config.d_v;
