@@ -304,7 +304,8 @@ class Cell:
         d = f"{self.d}" if self.d_v == self.d else f"{self.d},{self.d_v}"
         return (
             f"{self.dtype} d={d} {'causal' if self.causal else 'full'} {self.batch}x{self.seqlen} "
-            f"heads {self.heads}/{self.kv_heads} {self.mode}{' deterministic' if self.deterministic else ''}{' narrow' if self.narrow else ''}"
+            f"heads {self.heads}/{self.kv_heads} {self.mode}"
+            f"{' deterministic' if self.deterministic else ''}{' narrow' if self.narrow else ''}"
         )
 
 
@@ -868,7 +869,8 @@ def main(argv: list[str] | None = None) -> int:
             raise BenchError("PyTorch finds no GPU here; --device cpu times the CPU backend")
         build = "gpu" if args.device == "cuda" else "cpu"
         fa3 = Fa3(args.lib or ROOT / "build" / build / "src" / "libfa3.so", args.device, args.sm_margin)
-        path = args.out or default_path(fa3, args.device, args.set, args.op, args.deterministic, args.dtype == ["e4m3"], args.wide)
+        e4m3 = args.dtype == ["e4m3"]
+        path = args.out or default_path(fa3, args.device, args.set, args.op, args.deterministic, e4m3, args.wide)
         require_writable(path)
         planned = cells(args)
         torch.manual_seed(args.seed)

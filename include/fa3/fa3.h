@@ -63,8 +63,8 @@ typedef struct fa3_scales {
   float* data;       /* NULL: all are 1 */
   int32_t per_block; /* 0: [batch, kv_heads], one for a key/value head, for q that of all its query heads;
                         1: [batch, heads, ceil(seqlen / FA3_SCALE_ROWS)], one for each block of rows of each head */
-  float largest;     /* a number of e4m3 above 0, which no value of the tensor exceeds in size (that is not looked at);
-                        0: 448. Attention on cuda is faster with no more than FA3_E4M3_NARROW_QK for q and k and
+  float largest;     /* a number of e4m3, at least 1, that no value of the tensor exceeds in size (which is not looked
+                        at); 0: 448. Attention on cuda is faster with no more than FA3_E4M3_NARROW_QK for q and k and
                         FA3_E4M3_NARROW_V for v */
   int64_t stride[3]; /* elements, for batch, head and block (ignored if not per_block); >= 0; 0 repeats */
 } fa3_scales;
@@ -125,9 +125,10 @@ typedef struct fa3_forward_params {
    * 16; on cuda they may repeat batch entries and heads by stride 0, but not overlap otherwise. v may also be d-major:
    * stride[1] is 1 then, and stride[3] a multiple of 16 (of a row with an odd number of keys the byte behind them is
    * read, and ignored). o is f16 or bf16. P is rounded to e4m3, too. On cuda the tensor core adds products of e4m3 with
-   * fewer bits than f32 has, and all other sums are f32. If `largest` of all three is narrow it adds in f16, as are a
-   * block's sums of P (docs/numerics.md, FP8); where a value is larger all the same, or softmax_scale * q . k beyond
-   * 2,800, O and LSE of the row may be anything. */
+   * fewer bits than f32 has, and all other sums are f32. If `largest` is at most FA3_E4M3_NARROW_QK for q and k and
+   * FA3_E4M3_NARROW_V for v, it adds in f16, and the softmax of a block is in f16, too (docs/numerics.md, FP8). Where a
+   * value is larger all the same, softmax_scale * q . k beyond 5,600, or softmax_scale * q_scale * k_scale beyond
+   * 45,000, O and LSE of rows that use it may be anything. */
   fa3_scales q_scale;
   fa3_scales k_scale;
   fa3_scales v_scale;

@@ -219,9 +219,9 @@ void check_e4m3_layout(const char* name, const TensorRef& tensor, int contiguous
 /// The largest value of an e4m3 tensor whose scales are called `name`.
 float check_largest(float largest, const char* name) {
   if (largest == 0) return 448;
-  if (!(largest > 0) || to_float(from_float<E4m3>(largest)) != largest)
+  if (!(largest >= 1) || to_float(from_float<E4m3>(largest)) != largest)
     invalid(string(name) + ".largest is " + to_string(largest) +
-            "; it must be 0, for 448, or a number of e4m3 above 0, such as 15 or 1.125");
+            "; it must be 0, for 448, or a number of e4m3 from 1 on, such as 15 or 1.125");
   return largest;
 }
 

@@ -25,8 +25,8 @@
 //   releases                       V^T(j)                    K(j+1)
 //   transposers [V^T(j+1) from V(j+1)]
 //
-// At a tile's end no other product is left to work under, so what can be done earlier is (docs/lab_book.md, 50; where
-// four warpgroups share the schedulers the blocks are counted behind P V):
+// At a tile's end no other product is left to work under, so what can be done earlier is (docs/lab_book.md, 50; in rows
+// that have something else to do under S the blocks are counted behind P V):
 //
 //   GEMMs       [S(last)              ]          [P(last) V(last)       ]
 //   registers   [the next tile's blocks][P(last)][1 / l; O / l, by parts][O staged, stored]
@@ -210,16 +210,16 @@ HOPPER_FUNCTION float largest_of(const hopper::HalfAccumulator<columns>& s, int 
   return hopper::maximum(low, high);
 }
 
-/// As OnlineSoftmax, but P may be no more than what e4m3 holds, or with sums in f16 what a block's P V holds. So the
-/// block's maximum is looked at before; m still lags behind and O is rarely rescaled. A block has a scale of its own.
+/// As OnlineSoftmax, but P may be no more than 448, to which the conversion saturates. So the block's maximum is looked
+/// at before; m still lags behind and O is rarely rescaled. A block has a scale of its own.
 ///
 /// With f16_sums all of it but l and O is in f16, two keys at a time; m and the scale are numbers of f16, so that the
-/// exponents are rounded once. Not for scores beyond 4096 (log2), where m is rounded by more than P has room for.
+/// exponents are rounded once. Not for scores beyond 8192 (log2), where m is rounded by more than P has room for.
 template <bool f16_sums>
 class Fp8Softmax {
  public:
-  /// What the exponents can be multiplied by. At least the smallest number there is: times 0 the -inf of a masked score
-  /// would be NaN.
+  /// What scores can be multiplied by. At least the smallest number there is: times 0 the -inf of a masked one would be
+  /// NaN, as is all where it is infinite.
   HOPPER_FUNCTION static float held(float scale) {
     return f16_sums ? in_f16(hopper::maximum(scale, 0x1p-24f)) : hopper::maximum(scale, 0x1p-126f);
   }
@@ -266,11 +266,10 @@ class Fp8Softmax {
     }
   }
 
-  /// If false no P of the two rows leaves its range (or it is NaN, as may be the row). Looks at scores above 0 only,
-  /// with half of the instructions; those below it matter only where m is small.
+  /// If false no P of the two rows leaves the range of e4m3 (or it is NaN, as may be the row).
   HOPPER_FUNCTION bool may_outgrow(const auto& s, float scale) {
     HOPPER_UNROLL
-    for (int r = 0; r < 2; ++r) largest_[r] = largest_above_0(s, r);
+    for (int r = 0; r < 2; ++r) largest_[r] = bound_of(s, r);
     return outgrows(0, largest_[0] * scale) || outgrows(1, largest_[1] * scale);
   }
   /// As OnlineSoftmax::raise(), of the rows whose P would leave the range, after may_outgrow(). By the whole warp.
@@ -279,7 +278,8 @@ class Fp8Softmax {
     HOPPER_UNROLL
     for (int r = 0; r < 2; ++r) {
       float largest = hopper::quad_max(largest_[r]);
-      if (hopper::warp_any(largest == 0)) largest = hopper::quad_max(largest_of(s, r));  // none above 0: the others
+      if constexpr (!f16_sums)
+        if (hopper::warp_any(largest == 0)) largest = hopper::quad_max(largest_of(s, r));  // none above 0: the others
       float m = m_[r];
       if (outgrows(r, largest * scale)) {
         m = largest * scale - (m == unseen ? log2_first : log2_later);
@@ -311,8 +311,10 @@ class Fp8Softmax {
   static constexpr float log2_most = 8.75f;  // 2^8.75 is a little below 432, from where the conversion rounds to 448
   static_assert(128 * 448 * FA3_E4M3_NARROW_V < 65504);
 
+  /// No score is above this. In f32 those above 0 are looked at only, with half of the instructions; the others matter
+  /// only where m is small.
   template <int columns>
-  HOPPER_FUNCTION static float largest_above_0(const hopper::Accumulator<columns>& s, int r) {
+  HOPPER_FUNCTION static float bound_of(const hopper::Accumulator<columns>& s, int r) {
     float largest = 0;
     HOPPER_UNROLL
     for (int j = 0; j < columns / 8; ++j)
@@ -320,8 +322,8 @@ class Fp8Softmax {
     return largest;
   }
   template <int columns>
-  HOPPER_FUNCTION static float largest_above_0(const hopper::HalfAccumulator<columns>& s, int r) {
-    return hopper::maximum(largest_of(s, r), 0.0f);
+  HOPPER_FUNCTION static float bound_of(const hopper::HalfAccumulator<columns>& s, int r) {
+    return largest_of(s, r);
   }
   HOPPER_FUNCTION static std::uint32_t twice(float x) { return hopper::pack2<hopper::Element::f16>(x, x); }
   HOPPER_FUNCTION static float in_f16(float x) {
@@ -333,7 +335,7 @@ class Fp8Softmax {
 
   float m_[2] = {unseen, unseen};
   float l_[2] = {0.0f, 0.0f};
-  float largest_[2];  // of the block's scores above 0, this thread's share
+  float largest_[2];  // bound_of() the block's scores, this thread's share
 };
 
 // --------------------------------------------------------------------------------------------------------------------

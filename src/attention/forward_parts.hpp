@@ -38,6 +38,12 @@ struct Turn {
   }
 };
 
+/// visible_word() of this thread's keys of a block that begins at first_key.
+HOPPER_FUNCTION std::uint32_t visible_in_block(const ForwardArguments& args, int row, int first_key) {
+  const Interval keys = args.mask.visible(row);
+  return visible_word({keys.first - first_key, keys.end - first_key}, 2 * (hopper::lane() % 4));
+}
+
 /// sign * S, and -inf where the row does not see the key. Row r of the thread is first_row + 8 r; the block begins at
 /// first_key.
 template <int columns>
@@ -49,8 +55,7 @@ HOPPER_FUNCTION void apply_mask(hopper::Accumulator<columns>& s, const ForwardAr
   }
   HOPPER_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const Interval keys = args.mask.visible(first_row + 8 * r);
-    const std::uint32_t word = visible_word({keys.first - first_key, keys.end - first_key}, 2 * (hopper::lane() % 4));
+    const std::uint32_t word = visible_in_block(args, first_row + 8 * r, first_key);
     HOPPER_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       HOPPER_UNROLL
@@ -74,8 +79,7 @@ HOPPER_FUNCTION void apply_mask(hopper::HalfAccumulator<columns>& s, const Forwa
   }
   HOPPER_UNROLL
   for (int r = 0; r < 2; ++r) {
-    const Interval keys = args.mask.visible(first_row + 8 * r);
-    const std::uint32_t word = visible_word({keys.first - first_key, keys.end - first_key}, 2 * (hopper::lane() % 4));
+    const std::uint32_t word = visible_in_block(args, first_row + 8 * r, first_key);
     HOPPER_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       std::uint32_t& x = s.value[2 * j + r];

@@ -352,7 +352,7 @@ class OnDevice {
   }
   ScalesView scales(int tensor, Scales scales) const {
     ScalesView ones;
-    ones.largest = largest_of(case_, tensor);
+    if (case_.narrow) ones.largest = largest_of(case_, tensor);
     if (scales == Scales::none) return ones;
     const Placement& p = memory_.placement[std::size_t(tensor)];
     return {reinterpret_cast<float*>(data(tensor, p)),

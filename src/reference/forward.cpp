@@ -101,11 +101,14 @@ void plain_e4m3_row(const ForwardProblem& p, const double* exact, std::int64_t b
   std::copy_n(exact, p.d_v, o);
   const E4m3* q = features<const E4m3>(p.q, batch, row, head);
   const double q_scale = double(p.softmax_scale) * double(p.q_scale.of(batch, head, row, p.group()));
+  constexpr float log2_e = 1.44269504f;
   std::vector<float> s(static_cast<std::size_t>(keys));
   float max = -std::numeric_limits<float>::infinity();
   for (std::int64_t j = 0; j < keys; ++j) {
     const E4m3* k = features<const E4m3>(p.k, batch, j, kv_head);
-    s[j] = float(q_scale * double(p.k_scale.of(batch, kv_head, j, 1))) * tensor_core_dot(q, k, p.d, p.narrow());
+    float scale = float(q_scale * double(p.k_scale.of(batch, kv_head, j, 1)));
+    if (p.narrow()) scale = to_float(from_float<Half>(scale * log2_e)) / log2_e;
+    s[j] = scale * tensor_core_dot(q, k, p.d, p.narrow());
     max = std::max(max, s[j]);
   }
   constexpr float factors[] = {256.0f, 215.2695f, 181.0193f, 152.2185f};  // 2^8, 2^7.75, 2^7.5, 2^7.25

@@ -30,10 +30,11 @@ Result plain_forward(const ForwardProblem& problem, int threads = 1, bool round_
 void plain_forward_row(const ForwardProblem& problem, std::int64_t batch, std::int64_t head, std::int64_t row,
                        double* o);
 
-/// O of the plain computation for e4m3, as Result::o: S with the tensor core's narrow accumulator, all other sums in
-/// f32, P = exp(S - max) rounded to e4m3 as f times what it is, O = P V / sum(P before it was rounded), rounded to
-/// problem.o_dtype. Of f = 2^8, 2^7.75, 2^7.5 and 2^7.25 the one whose element is farthest from `exact`: where weights
-/// lie between the values of e4m3 is chance, and one f alone says little about a problem of few rows and keys.
+/// O of the plain computation for e4m3, as Result::o: S with the tensor core's narrow accumulator, of f16 where q, k
+/// and v allow it (ForwardProblem::narrow()), as is its factor; all other sums in f32, P = exp(S - max) rounded to e4m3
+/// as f times what it is, O = P V / sum(P before it was rounded), rounded to problem.o_dtype. Of f = 2^8, 2^7.75, 2^7.5
+/// and 2^7.25 the one whose element is farthest from `exact`: where weights lie between the values of e4m3 is chance,
+/// and one f alone says little about a problem of few rows and keys.
 std::vector<double> plain_e4m3_forward(const ForwardProblem& problem, const std::vector<double>& exact, int threads);
 
 /// |softmax_scale| * max over the visible keys j of sum_c |q_c k_jc|, scales of e4m3 included: what the rounding errors

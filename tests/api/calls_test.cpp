@@ -169,6 +169,7 @@ TEST(KernelName, IsTheRowThatDispatchTakes) {
     std::int64_t q = ProblemData::seqlen_q, k = ProblemData::seqlen_k;
     bool causal = false;
     std::int32_t sm_margin = 0;
+    bool narrow = false;
   };
   const auto name_of = [&](std::int32_t device, std::int32_t dtype, std::int64_t d, std::int64_t d_v,
                            const Lengths& lengths = {}) {
@@ -184,6 +185,11 @@ TEST(KernelName, IsTheRowThatDispatchTakes) {
       tensor->dtype = dtype;
       tensor->data = nullptr;
     }
+    if (dtype == FA3_E4M3) data.params.o.dtype = FA3_BF16;
+    if (lengths.narrow) {
+      data.params.q_scale.largest = data.params.k_scale.largest = FA3_E4M3_NARROW_QK;
+      data.params.v_scale.largest = FA3_E4M3_NARROW_V;
+    }
     data.params.batch = 0;
     const char* name = nullptr;
     EXPECT_EQ(fa3_forward_kernel(&data.params, &name), FA3_OK) << fa3_last_error();
@@ -195,6 +201,9 @@ TEST(KernelName, IsTheRowThatDispatchTakes) {
   EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_F16, 192, 128), "f16_d192v128");
   EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_BF16, 192, 136), "bf16_d192");
   EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_BF16, 256, 64), "bf16_d256");
+
+  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_E4M3, 128, 128), "e4m3_d128");
+  EXPECT_EQ(name_of(FA3_DEVICE_CUDA, FA3_E4M3, 128, 128, {.narrow = true}), "e4m3_narrow_d128");
 
   const std::int64_t length = 1 << 17;  // of a long sequence, whatever the table's thresholds are
   for (const bool causal : {false, true}) {

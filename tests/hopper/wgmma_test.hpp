@@ -471,7 +471,8 @@ TEST_P(Wgmma, ProductsOfARegisterOperandOfE4m3) {
   test(ProductRSOfE4m3<64, 128, 128>{});
   test(ProductRSOfE4m3<16, 64, 16>{});
   test(ProductRSOfE4m3<48, 32, 32>{});
-  test(ProductRSOfE4m3<64, 32, 96, true>{});
+  test(ProductRSOfE4m3<64, 48, 48, true>{});
+  test(ProductRSOfE4m3<64, 96, 96, true>{});
   test(ProductRSOfE4m3<64, 64, 64, true>{});
   test(ProductRSOfE4m3<64, 128, 128, true>{});
 }

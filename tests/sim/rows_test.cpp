@@ -88,8 +88,8 @@ const NamedCase cases[] = {
        c.kv_heads = 2;
        return c;
      }},
-    {"narrow",
-     [](const Row& row, const char* name) {  // features that TMA pads
+    {"padded_features",
+     [](const Row& row, const char* name) {  // by TMA
        check::Case c = base(row, name, 70, row.config.tile_kv + 30, true);
        c.d = row.config.fp8() ? c.d - 48 : std::max<std::int64_t>(8, c.d - 56);
        c.d_v = row.config.fp8() ? c.d_v - 16 : std::max<std::int64_t>(8, c.d_v - 24);

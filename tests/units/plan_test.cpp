@@ -395,6 +395,16 @@ ForwardProblem problem() {
   return p;
 }
 
+TEST(Plan, NarrowTensorsTakeARowWithSumsInF16) {
+  ForwardProblem p = problem();
+  p.dtype = FA3_E4M3;
+  EXPECT_FALSE(plan_forward(p).config.f16_sums);
+  p.q_scale.largest = p.k_scale.largest = FA3_E4M3_NARROW_QK;
+  EXPECT_FALSE(plan_forward(p).config.f16_sums);
+  p.v_scale.largest = FA3_E4M3_NARROW_V;
+  EXPECT_TRUE(plan_forward(p).config.f16_sums);
+}
+
 TEST(Plan, AlignedTensorsNeedOnlyTheCounter) {
   const ForwardPlan plan = plan_forward(problem());
   EXPECT_EQ(plan.workspace_bytes, 256u);

@@ -1534,7 +1534,6 @@ void Cluster::wgmma(hopper::Element element, int columns, bool accumulate, void*
   };
   check_descriptor(b);
   if (a_registers == nullptr) check_descriptor(a);
-  if (f16_sums && element == hopper::Element::bf16) fail("wgmma: sums of bf16 are f32");
   if (element == hopper::Element::e4m3 && (a_across || b_across))
     fail("wgmma: operands of e4m3 must be contiguous along the depth");
 

@@ -92,7 +92,6 @@ inline std::uint32_t pair_fma(std::uint32_t a, std::uint32_t b, std::uint32_t c)
 }
 
 inline std::uint32_t pair_sum(std::uint32_t a, std::uint32_t b) {
-  simulator::Cluster::current().account_alu(2, "add");
   return by_halves([](double x, double y) { return x + y; }, a, b);
 }
 

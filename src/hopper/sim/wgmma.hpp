@@ -12,7 +12,8 @@ struct WgmmaSS {
                                         b_major == Major::across, a_major == Major::across);
   }
   template <int accumulate>
-  static void issue(std::uint32_t (&d)[columns / 4], std::uint64_t a, std::uint64_t b) {
+  requires(element == Element::e4m3) static void issue(std::uint32_t (&d)[columns / 4], std::uint64_t a,
+                                                       std::uint64_t b) {
     simulator::Cluster::current().wgmma(element, columns, accumulate != 0, d, true, a, nullptr, b, false, false);
   }
 };
