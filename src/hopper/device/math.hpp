@@ -100,7 +100,12 @@ __device__ __forceinline__ std::uint32_t pair_maximum(std::uint32_t a, std::uint
 
 __device__ __forceinline__ std::uint32_t pair_exp2(std::uint32_t x) {
   std::uint32_t y;
-  asm("ex2.approx.f16x2 %0, %1;" : "=r"(y) : "r"(x));
+  // Why not ex2.approx.f16x2: ptxas makes two instructions of it, too, and puts the halves together once for every use.
+  asm("{\n.reg .b16 l, h, a, b;\n.reg .b32 c, d;\nmov.b32 {l, h}, %1;\n"
+      "ex2.approx.f16 a, l;\nex2.approx.f16 b, h;\n"
+      "cvt.u32.u16 c, a;\ncvt.u32.u16 d, b;\nprmt.b32 %0, c, d, 0x5410;\n}\n"
+      : "=r"(y)
+      : "r"(x));
   return y;
 }
 
