@@ -189,7 +189,9 @@ class ParamsBuilder {
   /// Scales of a tensor of `heads` heads and `seqlen` rows, those of blocks being `block_letters`.
   void scales(const ScalesView& view, const char* name, std::int64_t heads, std::int64_t seqlen,
               const char* block_letters, fa3_scales& to) {
-    if (!status_ || view.data == nullptr) return;
+    if (!status_) return;
+    to.largest = view.largest;
+    if (view.data == nullptr) return;
     status_ = expect_shape(view, name, {params_.batch, heads, scale_blocks(seqlen)}, block_letters,
                            {params_.batch, params_.kv_heads}, "[batch, kv_heads]");
     if (status_) same_device(view.device, name);

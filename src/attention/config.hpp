@@ -69,6 +69,7 @@ struct ForwardConfig {
   // e4m3 (forward_fp8.hpp).
   int pv_columns = 0;            // columns of O that a product P V makes at a time, beside O itself
   bool v_is_transposed = false;  // V comes as V^T (transpose_values.hpp); else the kernel transposes it
+  bool look_after = false;       // a block's scores are looked at only if its P came out large; needs f16_sums
   bool f16_sums = false;         // the tensor core adds in f16, which is enough for q, k and v that are narrow (fa3.h)
 
   constexpr bool operator==(const ForwardConfig&) const = default;
@@ -96,6 +97,7 @@ struct ForwardConfig {
   constexpr bool valid() const {
     if (fp8() != (pv_columns > 0) || ((v_is_transposed || f16_sums || output == Output::in_v_ring) && !fp8()))
       return false;
+    if (look_after && !f16_sums) return false;  // S has to survive the exponentials
     // A buffer of the ring with two turns for O would complete two phases between a warpgroup's looks at it.
     if (output == Output::in_v_ring && stages < consumer_warpgroups()) return false;
     if (v_is_transposed && d_v % 64 != 0) return false;  // TMA's box has d_v rows, the buffer d_v rounded up to 64

@@ -224,11 +224,11 @@ class Fp8Softmax {
     return f16_sums ? in_f16(hopper::maximum(scale, 0x1p-24f)) : hopper::maximum(scale, 0x1p-126f);
   }
 
-  /// P = 2^(S * scale - m) in e4m3, as the A operand of P V; l grows by its sums before rounding.
+  /// P = 2^(S * scale - m) in e4m3, as the A operand of P V. Its sums before rounding are l's when it is accepted.
   template <int columns>
   HOPPER_FUNCTION void exponentiate(hopper::OperandA<columns / 2>& p, const hopper::Accumulator<columns>& s,
                                     float scale) {
-    float sum[2] = {0, 0};
+    sum_[0] = sum_[1] = 0;
     HOPPER_UNROLL
     for (int i = 0; i < columns / 8; ++i) {
       const int r = i % 2, j = i / 2 * 2;
@@ -236,17 +236,15 @@ class Fp8Softmax {
       HOPPER_UNROLL
       for (int e = 0; e < 4; ++e) {
         x[e] = hopper::exp2(hopper::fma(s.value[4 * (j + e / 2) + 2 * r + e % 2], scale, -m_[r]));
-        sum[r] += x[e];
+        sum_[r] += x[e];
       }
       p.value[i] = hopper::pack4_e4m3(x[0], x[1], x[2], x[3]);
     }
-    l_[0] += sum[0];
-    l_[1] += sum[1];
   }
   template <int columns>
   HOPPER_FUNCTION void exponentiate(hopper::OperandA<columns / 2>& p, const hopper::HalfAccumulator<columns>& s,
                                     float scale) {
-    std::uint32_t sum[2] = {0, 0};  // at most 16 pairs of 2^log2_most
+    std::uint32_t sum[2] = {0, 0};  // at most 16 pairs of 2^log2_most; or infinite
     const std::uint32_t factor = twice(scale), minus_m[2] = {twice(-m_[0]), twice(-m_[1])};
     HOPPER_UNROLL
     for (int i = 0; i < columns / 8; ++i) {
@@ -262,8 +260,15 @@ class Fp8Softmax {
     for (int r = 0; r < 2; ++r) {
       float low, high;
       hopper::unpack2<hopper::Element::f16>(sum[r], low, high);
-      l_[r] += low + high;
+      sum_[r] = low + high;
     }
+  }
+  /// If false no P of the two rows that exponentiate() has made leaves the range of e4m3. May hold although none does.
+  HOPPER_FUNCTION bool may_have_outgrown() const { return !(hopper::maximum(sum_[0], sum_[1]) <= 430.0f); }
+  /// The block's P count.
+  HOPPER_FUNCTION void accept() {
+    l_[0] += sum_[0];
+    l_[1] += sum_[1];
   }
 
   /// If false no P of the two rows leaves the range of e4m3 (or it is NaN, as may be the row).
@@ -335,6 +340,7 @@ class Fp8Softmax {
 
   float m_[2] = {unseen, unseen};
   float l_[2] = {0.0f, 0.0f};
+  float sum_[2];      // of this thread's P of the block
   float largest_[2];  // bound_of() the block's scores, this thread's share
 };
 
@@ -432,11 +438,21 @@ class Fp8Consumer {
 
   /// [9] [10] P of the block.
   HOPPER_FUNCTION static void exponentiate(const S& s, float scale, P& p, O& o, bool o_is_0, Softmax& softmax) {
-    if (hopper::warp_any(softmax.may_outgrow(s, scale))) {
+    // In a row's first block m has to be set.
+    const bool looked = !config.look_after || o_is_0;
+    if (looked && hopper::warp_any(softmax.may_outgrow(s, scale))) {
       const Rescale rescale = softmax.raise(s, scale);
       if (!o_is_0) rescale_rows(o, rescale);
     }
     softmax.exponentiate(p, s, scale);
+    if constexpr (config.look_after) {
+      // A large sum may be one of many P.
+      if (!looked && hopper::warp_any(softmax.may_have_outgrown()) && hopper::warp_any(softmax.may_outgrow(s, scale))) {
+        rescale_rows(o, softmax.raise(s, scale));
+        softmax.exponentiate(p, s, scale);
+      }
+    }
+    softmax.accept();
   }
 
   /// [7] [11] O += P V of the block, part by part. `meanwhile` runs under the first parts; `issue_more`, after the last

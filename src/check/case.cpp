@@ -19,9 +19,15 @@ using Json = nlohmann::ordered_json;  // names list the keys in the order of the
 constexpr std::pair<const char*, fa3_dtype> dtypes[] = {
     {"f16", FA3_F16}, {"bf16", FA3_BF16}, {"f32", FA3_F32}, {"e4m3", FA3_E4M3}};
 constexpr std::pair<const char*, fa3_dtype> o_dtypes[] = {{"f16", FA3_F16}, {"bf16", FA3_BF16}};
-constexpr std::pair<const char*, Scales> scales[] = {
-    {"none", Scales::none}, {"head", Scales::head}, {"block", Scales::block},   {"transposed", Scales::transposed},
-    {"wild", Scales::wild}, {"tiny", Scales::tiny}, {"repeat", Scales::repeat}, {"repeat_block", Scales::repeat_block}};
+constexpr std::pair<const char*, Scales> scales[] = {{"none", Scales::none},
+                                                     {"head", Scales::head},
+                                                     {"block", Scales::block},
+                                                     {"transposed", Scales::transposed},
+                                                     {"wild", Scales::wild},
+                                                     {"tiny", Scales::tiny},
+                                                     {"huge", Scales::huge},
+                                                     {"repeat", Scales::repeat},
+                                                     {"repeat_block", Scales::repeat_block}};
 constexpr const char* e4m3_keys[] = {"o_dtype", "narrow", "descale", "q_descale", "k_descale", "v_descale"};
 constexpr std::pair<const char*, LseLayout> lse_layouts[] = {
     {"none", LseLayout::none}, {"dense", LseLayout::dense}, {"transposed", LseLayout::transposed}};

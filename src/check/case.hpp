@@ -36,6 +36,7 @@ enum class Scales {
   transposed,   // the same, in memory [block, head, batch]
   wild,         // the same, exponents -4..2
   tiny,         // the same, exponents -85..-83: the product of two is 0 in f32
+  huge,         // the same, exponents 8..10: the product of two is infinite in f16
   repeat,       // one for all, of each head (stride 0)
   repeat_block  // the same, of each block
 };

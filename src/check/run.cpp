@@ -218,8 +218,10 @@ void add_scales(Memory& memory, int tensor, const Case& c, Scales scales, int64_
   memory.add(tensor, p, FA3_F32);
   if (p.empty()) return;
   std::mt19937_64 random(seed_of(c.name + tensor_names[tensor]));
-  const double lowest = scales == Scales::wild ? -4 : scales == Scales::tiny ? -85 : -1;
-  const double highest = scales == Scales::wild ? 2 : scales == Scales::tiny ? -83 : 1;
+  const auto [lowest, highest] = scales == Scales::wild   ? std::pair{-4.0, 2.0}
+                                 : scales == Scales::tiny ? std::pair{-85.0, -83.0}
+                                 : scales == Scales::huge ? std::pair{8.0, 10.0}
+                                                          : std::pair{-1.0, 1.0};
   float* data = static_cast<float*>(memory.first(tensor));
   for_each_row(shape, [&](int64_t b, int64_t h, int64_t block) {
     data[b * p.stride[0] + h * p.stride[1] + block * p.stride[2]] =

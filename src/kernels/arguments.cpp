@@ -88,6 +88,8 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
   args.next_item = dynamic ? static_cast<unsigned*>(workspace) : nullptr;
   args.group = group;
   args.scale = kernel_scale(problem.softmax_scale);
+  // All scores are 0 then, and shall be whatever they are multiplied by: scales may be large, but not infinite.
+  if (config.fp8() && problem.softmax_scale == 0) args.scale.scale_log2 = 0x1p-126f;
   return args;
 }
 

@@ -147,6 +147,26 @@ TEST_F(CppLayerE4m3, ScalesReachTheKernel) {
   EXPECT_NEAR(row_lse[0], 4 + std::log(300.f), 1e-5);
 }
 
+// With data and without.
+TEST_F(CppLayerE4m3, LargestReachesDispatch) {
+  q.device = k.device = v.device = o.device = Device::cuda;
+  for (ScalesView* view : {&options.q_scale, &options.k_scale, &options.v_scale}) view->device = Device::cuda;
+  const auto name = [&] {
+    const char* kernel = "";
+    const Status status = forward_kernel(q, k, v, o, {}, options, kernel);
+    return status.ok() ? std::string(kernel) : status.message();
+  };
+  EXPECT_EQ(name(), "e4m3_d64");
+  for (const bool data : {true, false}) {
+    if (!data) options.q_scale = options.k_scale = options.v_scale = ScalesView();
+    options.q_scale.largest = options.k_scale.largest = FA3_E4M3_NARROW_QK;
+    options.v_scale.largest = FA3_E4M3_NARROW_V;
+    EXPECT_EQ(name(), "e4m3_narrow_d64") << data;
+    options.k_scale.largest = 449;
+    EXPECT_NE(name().find("k_scale.largest is 449"), std::string::npos) << name();
+  }
+}
+
 TEST_F(CppLayerE4m3, ShapesOfScales) {
   options.q_scale.shape[2] = 3;
   expect_scales_refused({"q_scale: shape is [2, 4, 3]", "[batch, heads, ceil(seqlen_q / 128)] = [2, 4, 2]"});
