@@ -190,8 +190,10 @@ class ParamsBuilder {
   void scales(const ScalesView& view, const char* name, std::int64_t heads, std::int64_t seqlen,
               const char* block_letters, fa3_scales& to) {
     if (!status_) return;
-    to.largest = view.largest;
-    if (view.data == nullptr) return;
+    if (view.data == nullptr) {
+      to.largest = view.largest;
+      return;
+    }
     status_ = expect_shape(view, name, {params_.batch, heads, scale_blocks(seqlen)}, block_letters,
                            {params_.batch, params_.kv_heads}, "[batch, kv_heads]");
     if (status_) same_device(view.device, name);

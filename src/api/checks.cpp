@@ -1,6 +1,7 @@
 #include "api/checks.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -16,6 +17,12 @@ namespace {
 using std::int64_t;
 using std::string;
 using std::to_string;
+
+/// With as many digits as tell it from other numbers.
+string shortest(float x) {
+  char text[32];
+  return {text, std::to_chars(text, text + sizeof text, x).ptr};
+}
 
 [[noreturn]] void invalid(const string& message) { throw Error(FA3_INVALID_ARGUMENT, message); }
 
@@ -220,7 +227,7 @@ void check_e4m3_layout(const char* name, const TensorRef& tensor, int contiguous
 float check_largest(float largest, const char* name) {
   if (largest == 0) return 448;
   if (!(largest >= 1) || to_float(from_float<E4m3>(largest)) != largest)
-    invalid(string(name) + ".largest is " + to_string(largest) +
+    invalid(string(name) + ".largest is " + shortest(largest) +
             "; it must be 0, for 448, or a number of e4m3 from 1 on, such as 15 or 1.125");
   return largest;
 }
@@ -287,10 +294,9 @@ template <class Params>
 void check_options(const Params& params, Problem& p) {
   const bool scale_set = check_flag(params.softmax_scale_set, "softmax_scale_set");
   p.softmax_scale = scale_set ? params.softmax_scale : float(1.0 / std::sqrt(double(p.d)));
-  if (!std::isfinite(p.softmax_scale))
-    invalid("softmax_scale is " + to_string(p.softmax_scale) + "; it must be finite");
+  if (!std::isfinite(p.softmax_scale)) invalid("softmax_scale is " + shortest(p.softmax_scale) + "; it must be finite");
   if (std::abs(p.softmax_scale) > 0x1p64f)
-    invalid("softmax_scale is " + to_string(p.softmax_scale) + "; its size must be at most 2^64");
+    invalid("softmax_scale is " + shortest(p.softmax_scale) + "; its size must be at most 2^64");
   p.sm_margin = int(non_negative(params.sm_margin, "sm_margin"));
 }
 

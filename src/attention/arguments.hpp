@@ -47,6 +47,17 @@ struct ForwardArguments {
   Scales q_scale, k_scale, v_scale;  // e4m3
   bool bf16_output;                  // e4m3: O is bf16, not f16
   Stamp* stamps;  // read only by a row with config.trace: stamps_per_role for each role of CTA 0, or null
+  // e4m3: after the items of `order`, which are whole tiles, those of `low_order` from low_first on: LowTiles.
+  TileOrder low_order;
+  int low_first;
+
+  constexpr int items() const { return order.count() + low_order.count() - low_first; }
+  constexpr Item item(int index) const {
+    const int low = index - order.count();
+    const Tile tile = low < 0 ? order.item(index) : low_order.item(low + low_first);
+    const int rows = low < 0 ? order.rows : low_order.rows;
+    return {tile, tile.first_row + minimum(rows, mask.seqlen_q - tile.first_row)};
+  }
 };
 
 }  // namespace fa3::attention

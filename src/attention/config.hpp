@@ -47,7 +47,7 @@ enum class Loads : unsigned char {
   consumer   // a thread of the first consumer warpgroup, between its products
 };
 
-inline constexpr int max_consumer_warpgroups = 4;
+inline constexpr int max_consumer_warpgroups = 4;  // time_of_low_tile() has times for no more
 
 struct ForwardConfig {
   hopper::Element element;
@@ -81,6 +81,9 @@ struct ForwardConfig {
   constexpr int stored_d_v() const { return d_v / hopper::per_16_bits(element); }
 
   constexpr int consumer_warpgroups() const { return tile_q / 64; }
+  /// Of so many pairs of exponentials one is a polynomial, which spares the exponential unit; 0: none is. That unit is
+  /// what binds where four softmaxes share a scheduler (docs/lab_book.md, 54).
+  constexpr int pairs_per_polynomial() const { return f16_sums && consumer_warpgroups() == 4 ? 16 : 0; }
   constexpr int producer_warpgroups() const { return loads == Loads::producer ? 1 : 0; }
   constexpr int threads() const { return 128 * (producer_warpgroups() + consumer_warpgroups()); }
   // Registers per thread after the hand-over; their sum over the warpgroups is what the launch allocates:
@@ -102,10 +105,10 @@ struct ForwardConfig {
     if (output == Output::in_v_ring && stages < consumer_warpgroups()) return false;
     if (v_is_transposed && d_v % 64 != 0) return false;  // TMA's box has d_v rows, the buffer d_v rounded up to 64
     // V is transposed 64 keys and 16 features at a time; a block has one scale, and its keys are one panel of V^T.
-    if (fp8() &&
-        (d % 32 != 0 || d_v % 32 != 0 || tile_kv != 128 || pv_columns % 16 != 0 || d_v % pv_columns != 0 ||
-         (output != Output::in_v_ring && output != Output::by_registers) || edges != Edges::branch ||
-         loads != Loads::producer || pipeline != Pipeline::none || maximum != Maximum::before || cluster != 1 || trace))
+    if (fp8() && (d % 32 != 0 || d_v % 32 != 0 || tile_kv != 128 || pv_columns % 16 != 0 || d_v % pv_columns != 0 ||
+                  (output != Output::in_v_ring && output != Output::by_registers) || edges != Edges::branch ||
+                  turns == Turns::softmax || loads != Loads::producer || pipeline != Pipeline::none ||
+                  maximum != Maximum::before || cluster != 1 || trace))
       return false;
     return d % 16 == 0 && d_v % 16 == 0 && d_v <= 256 && d <= 256 && tile_q % 64 == 0 && consumer_warpgroups() >= 2 &&
            consumer_warpgroups() <= max_consumer_warpgroups && tile_kv % 16 == 0 && tile_kv <= 128 && stages >= 2 &&

@@ -56,9 +56,9 @@ class Fp8Producer {
 
   HOPPER_FUNCTION void run() {
     ItemQueue<config> queue(shared_, args_);
-    for (; queue.item() < args_.order.count(); ++q_) {
+    for (; queue.item() < args_.items(); ++q_) {
       // [1] Take the next item.
-      const Tile tile = args_.order.item(queue.item());
+      const Item tile = args_.item(queue.item());
       const BlockWalk walk = walk_item<config>(args_, tile);
       // [2] Load Q, beside the first K.
       const Record record = describe(tile);
@@ -81,7 +81,7 @@ class Fp8Producer {
       }
       o_comes_ = true;
     }
-    post({{-1, 0, 0}, {}});
+    post({{{-1, 0, 0}, 0}, {}});
     turns_for_o();
     if constexpr (config.transposes_v()) turn_without_block(VTurn::end);
   }
@@ -91,7 +91,7 @@ class Fp8Producer {
   // From the block with which the next item is asked for to the last one; the answer takes less than a block.
   static constexpr int blocks_ahead = 3;
 
-  HOPPER_FUNCTION Record describe(const Tile& tile) const {
+  HOPPER_FUNCTION Record describe(const Item& tile) const {
     Record record{tile, {}};
     HOPPER_UNROLL
     for (int w = 0; w < config.consumer_warpgroups(); ++w) {
@@ -210,12 +210,32 @@ HOPPER_FUNCTION float largest_of(const hopper::HalfAccumulator<columns>& s, int 
   return hopper::maximum(low, high);
 }
 
+constexpr std::uint32_t same_pair(std::uint32_t half) { return half << 16 | half; }
+
+/// pair_exp2() with no instruction of the exponential unit. Relative error 2^-8.7 from 2^-14 on; below it goes to 0,
+/// which it is from 2^-15 on.
+HOPPER_FUNCTION std::uint32_t pair_exp2_by_polynomial(std::uint32_t x) {
+  x = hopper::pair_clamp(x, same_pair(0xcb80), same_pair(0x4c00));  // -15, 16
+  // x = n + f, |f| <= 1/2. Numbers from 1024 to 2048 are whole, so that `turned` is 1055 - n, its lowest bits 31 - n.
+  const std::uint32_t turned = hopper::pair_fma(x, same_pair(0xbc00), same_pair(0x641f));  // -1, 1055
+  const std::uint32_t f = hopper::pair_sum(x, hopper::pair_sum(turned, same_pair(0xe41f)));
+  // 1 + 0.703 f + 0.24 f^2
+  const std::uint32_t power =
+      hopper::pair_fma(hopper::pair_fma(f, same_pair(0x33ae), same_pair(0x39a0)), f, same_pair(0x3c00));
+  // n is added to the exponents, which are 10 bits up: n = 31 - (31 - n), in both halves; and what the low half of
+  // `turned` puts into the high one is constant (but of NaN, which makes a NaN of the row whatever the other is). Why
+  // turned: so NaN, all ones but the sign, stays one.
+  return power - (turned << 10) + (same_pair(31 << 10) + (0x6400u << 10));
+}
+
 /// As OnlineSoftmax, but P may be no more than 448, to which the conversion saturates. So the block's maximum is looked
 /// at before; m still lags behind and O is rarely rescaled. A block has a scale of its own.
 ///
 /// With f16_sums all of it but l and O is in f16, two keys at a time; m and the scale are numbers of f16, so that the
-/// exponents are rounded once. Not for scores beyond 8192 (log2), where m is rounded by more than P has room for.
-template <bool f16_sums>
+/// exponents are rounded once. Not for scores beyond 8192 (log2), where m is rounded by more than P has room for. One
+/// pair in pairs_per_polynomial is exponentiated by a polynomial, if that is not 0; with 16 all in a thread's first row
+/// (docs/lab_book.md, 54).
+template <bool f16_sums, int pairs_per_polynomial>
 class Fp8Softmax {
  public:
   /// What scores can be multiplied by. At least the smallest number there is: times 0 the -inf of a masked one would be
@@ -251,8 +271,14 @@ class Fp8Softmax {
       const int r = i % 2, j = i / 2 * 2;
       std::uint32_t x[2];
       HOPPER_UNROLL
-      for (int e = 0; e < 2; ++e)
-        x[e] = hopper::pair_exp2(hopper::pair_fma(s.value[2 * (j + e) + r], factor, minus_m[r]));
+      for (int e = 0; e < 2; ++e) {
+        const std::uint32_t exponent = hopper::pair_fma(s.value[2 * (j + e) + r], factor, minus_m[r]);
+        if (pairs_per_polynomial > 0 && (2 * i + e) % pairs_per_polynomial == 0) {
+          x[e] = pair_exp2_by_polynomial(exponent);
+        } else {
+          x[e] = hopper::pair_exp2(exponent);
+        }
+      }
       sum[r] = hopper::pair_sum(sum[r], hopper::pair_sum(x[0], x[1]));
       p.value[i] = hopper::pack4_e4m3(x[0], x[1]);
     }
@@ -377,7 +403,7 @@ class Fp8Consumer {
   static constexpr bool idle_under_s = !s_under_pv && config.consumer_warpgroups() < 4;
   template <int columns>
   using Sum = std::conditional_t<config.f16_sums, hopper::HalfAccumulator<columns>, hopper::Accumulator<columns>>;
-  using Softmax = Fp8Softmax<config.f16_sums>;
+  using Softmax = Fp8Softmax<config.f16_sums, config.pairs_per_polynomial()>;
   using S = Sum<config.tile_kv>;                   // 64 x B_c
   using P = hopper::OperandA<config.tile_kv / 2>;  // 64 x B_c, e4m3
   using O = hopper::Accumulator<config.d_v>;       // 64 x d_v, f32
@@ -518,19 +544,23 @@ class Fp8Consumer {
   HOPPER_FUNCTION void next_tile() {
     shared_.record.full[record_.stage].wait(record_.phase);
     ++record_;
-    const Tile tile = this->tile(0);
+    const Item tile = this->tile(0);
     exists_ = tile.first_row >= 0;
     if (!exists_) return;
-    const BlockWalk item = walk_item<config>(args_, tile);
-    block_ = item.end - 1;
-    mine_ = BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv, args_.scale.sign != 1.0f);
+    const BlockWalk all = walk_item<config>(args_, tile);
+    block_ = all.end - 1;
+    mine_ = has_rows(tile) ? BlockWalk::of(args_.mask, tile.first_row + 64 * warpgroup_, 64, config.tile_kv,
+                                           args_.scale.sign != 1.0f)
+                           : BlockWalk{};
     // Blocks left of what these rows see are masked, not skipped: a tile ends with the same block for all.
-    if (mine_.empty()) mine_.end = item.begin;
-    mine_.begin = item.begin;
+    if (mine_.empty()) mine_.end = all.begin;
+    mine_.begin = all.begin;
   }
+  /// Whether this warpgroup has rows of the tile.
+  HOPPER_FUNCTION bool has_rows(const Item& tile) const { return tile.first_row + 64 * warpgroup_ < tile.end_row; }
   /// The tile of the last next_tile() (before = 0) or of the one before (1); read where it is needed, for want of
   /// registers.
-  HOPPER_FUNCTION Tile tile(int before) const { return hopper::load_shared(record(before).tile); }
+  HOPPER_FUNCTION Item tile(int before) const { return hopper::load_shared(record(before).item); }
   HOPPER_FUNCTION const typename Shared<config>::Record& record(int before) const {
     const int at = record_.stage - 1 - before;
     return shared_.record.of[at < 0 ? at + Shared<config>::records : at];
@@ -578,7 +608,7 @@ class Fp8Consumer {
           issue();
         }
       }
-      RowEnds ends;
+      RowEnds ends{};
       const auto end = [&] { ends = end_rows(softmax, tile(idle_under_s)); };
       const auto divide_part = [&](int part) { divide(o, part, ends); };
       accumulate<0>(o, p, v_scale, end, nothing, divide_part);  // [11] [12]
@@ -588,12 +618,12 @@ class Fp8Consumer {
       release(shared_.q_empty[q_.stage]);
       release_o();
       next_tile();
-      end_rows(softmax, tile(1));
+      if (const Item ended = tile(1); has_rows(ended)) end_rows(softmax, ended);
     }
     store(o, tile(1));
   }
 
-  HOPPER_FUNCTION void store(const O& o, const Tile& tile) {
+  HOPPER_FUNCTION void store(const O& o, const Item& tile) {
     if (args_.bf16_output) {
       store<hopper::Element::bf16>(o, tile);
     } else {
@@ -601,7 +631,7 @@ class Fp8Consumer {
     }
   }
   template <hopper::Element o_element>
-  HOPPER_FUNCTION void store(const O& o, const Tile& tile) {
+  HOPPER_FUNCTION void store(const O& o, const Item& tile) {
     if constexpr (config.output == Output::in_v_ring) {
       store_through_v_ring<o_element>(o, tile);
     } else {
@@ -610,13 +640,13 @@ class Fp8Consumer {
         const int row = tile.first_row + my_row() + 8 * r;
         std::uint16_t* const to =
             args_.o_data + tile.batch * args_.o_stride[0] + tile.head * args_.o_stride[1] + row * args_.o_stride[2];
-        store_o_row<o_element>(to, o, r, row < args_.mask.seqlen_q, args_.o_columns);
+        store_o_row<o_element>(to, o, r, row < tile.end_row, args_.o_columns);
       }
     }
   }
   /// In this warpgroup's turn. A thread has TMA store all 64 rows: an instruction of TMA may have to wait for others.
   template <hopper::Element o_element>
-  HOPPER_FUNCTION void store_through_v_ring(const O& o, const Tile& tile) {
+  HOPPER_FUNCTION void store_through_v_ring(const O& o, const Item& tile) {
     Cursor<config.stages> mine;
     HOPPER_UNROLL
     for (int w = 0; w < config.consumer_warpgroups(); ++w, ++v_)
@@ -626,7 +656,7 @@ class Fp8Consumer {
     stage_o<o_element>(staged, o, my_row() % 64);
     hopper::fence_async_shared();
     Shared<config>::rows(warpgroup_).sync();
-    if (is_leader()) {
+    if (is_leader() && has_rows(tile)) {
       hopper::store_rows(args_.o, {0, tile.first_row + 64 * warpgroup_, tile.head, tile.batch}, staged, 0);
       hopper::store_commit();
     }

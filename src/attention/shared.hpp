@@ -64,7 +64,7 @@ struct Shared {
   };
   /// What consumers of e4m3 have to know of a tile. It comes before the tile's Q and stays until its O is stored.
   struct Record {
-    Tile tile;
+    Item item;
     float q_scale[config.consumer_warpgroups()];  // of the rows of each
   };
   // One for each buffer of Q, one for the tile whose O is stored, one for the tile that comes next.

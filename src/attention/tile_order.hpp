@@ -13,6 +13,11 @@ struct Tile {
   int batch;
 };
 
+/// A tile whose rows are [first_row, end_row), and no others of those that its CTA has room for.
+struct Item : Tile {
+  int end_row;
+};
+
 /// Items of work: `rows` query rows of one head, a tile for each CTA of a cluster. Heads (of all batch entries) are
 /// worked on in sections; within a section the items with the most keys (causal: the last rows) come first. Small
 /// sections keep few keys in use, which then stay in L2 and are read from memory once. With a causal mask the last
@@ -52,6 +57,48 @@ constexpr TileOrder make_tile_order(int rows, int row_items, int heads, int sequ
                                     int most) {
   const int last = minimum((few_rounds * resident + row_items - 1) / row_items, most);
   return {rows, row_items, heads, sequences, group, minimum(sequences, last)};
+}
+
+/// Lower tiles for the last sequences.
+struct LowTiles {
+  int sequences;   // how many have them
+  int warpgroups;  // their height, in 64 rows
+};
+
+/// What a tile takes of which only `warpgroups` of the CTA's have rows, a whole one 1: measured (docs/lab_book.md, 54).
+constexpr float time_of_low_tile(int warpgroups, int of) {
+  constexpr float times[3][3] = {{0.81f}, {0.56f, 0.71f}, {0.53f, 0.67f, 0.79f}};
+  return times[of - 2][warpgroups - 1];
+}
+
+/// So many that the last one does not matter.
+inline constexpr int many_rounds = 64;
+
+/// For items of equal length: those of the last round, where they are fewer than CTAs, make all others wait. With lower
+/// tiles more CTAs share that work. Whole groups of sequences get them, so many that whole tiles fill all rounds but
+/// one or two; of these choices the one that takes the least time by count, to which a sequence's ragged last tile is a
+/// whole one. None where the last round is one of many. seqlen_q: up to 2^31 - 1024.
+constexpr LowTiles choose_low_tiles(int seqlen_q, int warpgroups, int sequences, int group, int resident) {
+  const auto tiles = [seqlen_q](int height) { return (seqlen_q + 64 * height - 1) / (64 * height); };
+  const auto rounds = [resident](std::int64_t items) { return int((items + resident - 1) / resident); };
+  const std::int64_t each = tiles(warpgroups);
+  const int uncut = rounds(each * sequences);
+  LowTiles best{0, warpgroups};
+  if (uncut > many_rounds) return best;
+  float least = float(uncut);
+  for (int whole_rounds = uncut - 1; whole_rounds >= 0 && whole_rounds >= uncut - 2; --whole_rounds)
+    for (int height = warpgroups - 1; height > 0; --height) {
+      const std::int64_t whole = whole_rounds * std::int64_t(resident) / (each * group) * group;  // sequences
+      const std::int64_t items = whole * each, low = (sequences - whole) * tiles(height);
+      const std::int64_t beside = std::int64_t(rounds(items)) * resident - items;  // in the last round of whole tiles
+      const float time =
+          float(rounds(items)) + float(rounds(low > beside ? low - beside : 0)) * time_of_low_tile(height, warpgroups);
+      if (time < least) {
+        least = time;
+        best = {sequences - int(whole), height};
+      }
+    }
+  return best;
 }
 
 /// `most` of make_tile_order for items of unequal length that are taken one by one. All keys of a section are in use at

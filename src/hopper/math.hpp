@@ -46,11 +46,12 @@ HOPPER_FUNCTION void unpack2(std::uint32_t pair, float& low, float& high);
 /// cvt.rn.satfinite.e4m3x2.f32.
 HOPPER_FUNCTION std::uint32_t pack4_e4m3(float a, float b, float c, float d);
 /// Pairs of f16, as pack2<Element::f16> gives them: a * b + c and a + b, rounded to nearest even; the maximum, which
-/// ignores a NaN operand; 2^x, relative error 2^-9.9, of -inf 0. PTX: fma.rn.f16x2, add.rn.f16x2, max.f16x2,
-/// ex2.approx.f16.
+/// ignores a NaN operand; x within [low, high], or NaN; 2^x, relative error 2^-9.9, of -inf 0. A NaN is 0x7fff. PTX:
+/// fma.rn.f16x2, add.rn.f16x2, max.f16x2, {max,min}.NaN.f16x2, ex2.approx.f16.
 HOPPER_FUNCTION std::uint32_t pair_fma(std::uint32_t a, std::uint32_t b, std::uint32_t c);
 HOPPER_FUNCTION std::uint32_t pair_sum(std::uint32_t a, std::uint32_t b);
 HOPPER_FUNCTION std::uint32_t pair_maximum(std::uint32_t a, std::uint32_t b);
+HOPPER_FUNCTION std::uint32_t pair_clamp(std::uint32_t x, std::uint32_t low, std::uint32_t high);
 HOPPER_FUNCTION std::uint32_t pair_exp2(std::uint32_t x);
 /// As pack4_e4m3 above, of two pairs; a's in the low bits. PTX: cvt.rn.satfinite.e4m3x2.f16x2.
 HOPPER_FUNCTION std::uint32_t pack4_e4m3(std::uint32_t a, std::uint32_t b);

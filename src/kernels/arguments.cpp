@@ -75,16 +75,30 @@ attention::ForwardArguments forward_arguments(const ForwardProblem& problem, For
   args.lse = problem.lse;
   std::copy(problem.lse_stride.begin(), problem.lse_stride.end(), args.lse_stride);
   args.mask = {int(problem.seqlen_q), int(problem.seqlen_k), problem.causal};
-  const int rows = config.cluster * config.tile_q, row_items = int((problem.seqlen_q + rows - 1) / rows);
+  const int rows = config.cluster * config.tile_q;
   const int group = int(problem.group()), sequences = int(problem.heads * problem.batch);
   const int resident = std::max(1, (sm_count - problem.sm_margin) / config.cluster);
   const std::int64_t key_bytes =
       problem.seqlen_k * (problem.d + problem.d_v) * std::int64_t(element_bytes(problem.dtype));
   // Many items of unequal length are taken as clusters become free. For few, or equal ones, resetting the counter would
   // cost more than a static schedule loses; a few unequal ones are dealt out, for which all must be in one section.
-  const bool dynamic = problem.causal && row_items * sequences > attention::few_rounds * resident;
+  const std::int64_t items = (problem.seqlen_q + rows - 1) / rows * sequences;
+  const bool dynamic = problem.causal && items > attention::few_rounds * resident;
   const int most = !problem.causal ? group : dynamic ? attention::most_in_last_section(group, key_bytes) : sequences;
-  args.order = attention::make_tile_order(rows, row_items, int(problem.heads), sequences, group, resident, most);
+  const attention::LowTiles low =
+      config.fp8() && !problem.causal
+          ? attention::choose_low_tiles(int(problem.seqlen_q), config.consumer_warpgroups(), sequences, group, resident)
+          : attention::LowTiles{};
+  const auto order = [&](int height, int of) {
+    return attention::make_tile_order(height, int((problem.seqlen_q + height - 1) / height), int(problem.heads), of,
+                                      group, resident, most);
+  };
+  args.order = order(rows, sequences - low.sequences);
+  if (low.sequences > 0) {
+    args.low_order = order(64 * low.warpgroups, sequences);
+    // The begin of a section: sections have `group` sequences, but for the last ones, which have no more.
+    args.low_first = (sequences - low.sequences) * args.low_order.row_items;
+  }
   args.next_item = dynamic ? static_cast<unsigned*>(workspace) : nullptr;
   args.group = group;
   args.scale = kernel_scale(problem.softmax_scale);

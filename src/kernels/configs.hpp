@@ -70,7 +70,7 @@ inline constexpr ForwardRow forward_rows[] = {
     {"bf16_d192",           {Element::bf16, 192, 192, 128,   112,    2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256",           {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 1}, always, always},
     {"bf16_d256_cluster",   {Element::bf16, 256, 256, 128,   64,     2,     1,        Output::by_registers, Edges::branch,   Turns::gemm, 2}, 4096, 4096},
-    //                           fp8(d,   d_v, tile_q,stages,q_buf, output,               pv_columns,turns,               v_is_transposed, f16_sums)
+    //                           fp8(d,   d_v, tile_q,stages,q_buf, output,               pv_columns,turns,               v_is_transposed, f16_sums, look_after)
     {"e4m3_d64_short",          {fp8(64,  64,  256,   3,     2,     Output::by_registers, 64,        Turns::free_running, false,           false)}, never, always},
     {"e4m3_d64",                {fp8(64,  64,  256,   3,     2,     Output::by_registers, 64,        Turns::gemm,         false,           false)}, always, 4096},
     {"e4m3_d96",                {fp8(96,  96,  192,   3,     2,     Output::in_v_ring,    32,        Turns::gemm,         false,           false)}, always, always},

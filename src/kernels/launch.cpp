@@ -77,7 +77,7 @@ void launch(const Kernel& kernel, ForwardPlan plan, const ForwardProblem& proble
 
   attention::ForwardArguments args = forward_arguments(problem, plan, workspace, sm_count, encode_tensor_map);
   args.stamps = stamps;
-  const int ctas = cta_count(args.order.count(), kernel.cluster, sm_count, problem.sm_margin);
+  const int ctas = cta_count(args.items(), kernel.cluster, sm_count, problem.sm_margin);
   allow_shared_memory(kernel);  // again at every launch: it belongs to the context, of which a device may have several
   if (args.next_item != nullptr) check(cudaMemsetAsync(args.next_item, 0, sizeof(unsigned), stream), "cudaMemsetAsync");
   copy_in(problem.q, plan.q, stream);

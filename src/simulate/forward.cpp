@@ -44,7 +44,7 @@ ForwardRun forward_with(RowRunner runner, kernels::ForwardPlan plan, const Forwa
     copy_in(problem.v, plan.v);
   }
   const int cluster = plan.config.cluster;
-  run.ctas = kernels::cta_count(args.order.count(), cluster, sm_count, problem.sm_margin);
+  run.ctas = kernels::cta_count(args.items(), cluster, sm_count, problem.sm_margin);
   for (int cta = 0; cta < run.ctas; cta += cluster) {
     Options own = options;
     own.trace = options.trace && cta == 0;

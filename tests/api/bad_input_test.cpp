@@ -200,6 +200,7 @@ const BadInput<E4m3Data> bad_e4m3[] = {
      FA3_NOT_SUPPORTED},
     {"LargestBelow0", [](auto& x) { x.params.q_scale.largest = -15; }, {"q_scale.largest is -15", "from 1 on"}},
     {"LargestBelow1", [](auto& x) { x.params.q_scale.largest = 0.5f; }, {"q_scale.largest is 0.5", "from 1 on"}},
+    {"LargestJustNotOfE4m3", [](auto& x) { x.params.k_scale.largest = 15.000001f; }, {"k_scale.largest is 15.000001;"}},
     {"LargestNotOfE4m3", [](auto& x) { x.params.k_scale.largest = 14.5f; }, {"k_scale.largest is 14.5", "of e4m3"}},
     {"LargestBeyondE4m3", [](auto& x) { x.params.v_scale.largest = 512; }, {"v_scale.largest is 512", "of e4m3"}},
     {"LargestIsNan",

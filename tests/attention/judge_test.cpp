@@ -170,6 +170,22 @@ TEST_F(JudgeOfE4m3, FindsValuesOfOtherKeysOfTheSameSixteen) {
   EXPECT_NE(verdict.message.find("O is off by"), std::string::npos) << verdict.message;
 }
 
+// LSE by sums in f16 has fewer digits, for which that of other inputs is not excused.
+TEST_F(JudgeOfE4m3, AllowsLseOfNarrowInputsLessDigitsAndNoMore) {
+  c.q.scale = 1e-3;  // the scores' own errors are none
+  const auto off_by = [&](bool narrow, double times) {
+    Case with = c;
+    with.narrow = narrow;
+    return verdict_after(with, [&](const Tensor&, const RowTensor& lse) {
+      float& x = at(lse, 1, 3, 149);
+      x += float(times * (0x1p-8 + 0x1p-10 * std::abs(x)));
+    });
+  };
+  EXPECT_TRUE(off_by(true, 0.9).passed) << off_by(true, 0.9).message;
+  EXPECT_NE(off_by(false, 0.9).message.find("LSE is "), std::string::npos);
+  EXPECT_NE(off_by(true, 4).message.find("LSE is "), std::string::npos);
+}
+
 TEST(JudgeOfRowsWithoutKeys, WantsExactZeroAndMinusInfinity) {
   Case c = small_case(FA3_F16);
   c.seqlen_k = 10;  // rows 0 .. 9 see nothing

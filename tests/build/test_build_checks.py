@@ -397,7 +397,7 @@ class Overlap(unittest.TestCase):
                 "b_2": {*every, "no_turns"},
                 "e": {"no_spills", "alone", "s_under_pv", "hand_over"},
                 "f": {"no_spills", "alone", "hand_over"},
-                "g": {"no_spills", "alone", "no_turns"},
+                "g": {"no_spills", "alone", "no_turns", "polynomials"},
                 "h": {"no_spills", "alone", "s_under_pv", "hand_over"},
             },
         )
@@ -437,6 +437,9 @@ class Overlap(unittest.TestCase):
         self.assert_alone(edited(ALONE, (PART_2[1], [PART_2[1].removesuffix(", gsb0")])), "is not committed")
         self.assert_alone(edited(ALONE, (PART_2[1], [])), "3 QGMMAs of P V")
         self.assert_alone(edited(ALONE, (EX2_64[-1], [])), "31 EX2")
+        with_polynomials = ("no_spills", "alone", "hand_over", "polynomials")
+        self.assert_alone(edited(ALONE, *((x, []) for x in EX2_64[-2:])), claims=with_polynomials)
+        self.assert_alone(ALONE, "0 exponentials are polynomials", claims=with_polynomials)
         self.assert_alone(edited(ALONE, (EX2_64[-1], [EX2_64[-1], "STL [R1], R3"])), "local memory")
 
     def test_command(self):

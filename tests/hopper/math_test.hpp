@@ -6,6 +6,7 @@
 #include <bit>
 #include <limits>
 
+#include "attention/forward_fp8.hpp"
 #include "values.hpp"
 
 namespace fa3::hopper_test {
@@ -272,7 +273,7 @@ TEST_P(Math, Pack4E4m3RoundsToNearestEvenAndSaturates) {
 struct PairFunctions {
   static constexpr int threads = 128;
   struct Result {
-    std::uint32_t fma, sum, maximum, exp2, e4m3;
+    std::uint32_t fma, sum, maximum, exp2, e4m3, clamped;
   };
   struct Arguments {
     const std::uint32_t *a, *b, *c;
@@ -283,8 +284,9 @@ struct PairFunctions {
   HOPPER_FUNCTION static void run(Shared&, const Arguments& args) {
     for (int i = rank(); i < args.count; i += threads) {
       const std::uint32_t a = args.a[i], b = args.b[i];
-      args.result[i] = {hopper::pair_fma(a, b, args.c[i]), hopper::pair_sum(a, b), hopper::pair_maximum(a, b),
-                        hopper::pair_exp2(a), hopper::pack4_e4m3(a, b)};
+      args.result[i] = {hopper::pair_fma(a, b, args.c[i]), hopper::pair_sum(a, b),
+                        hopper::pair_maximum(a, b),        hopper::pair_exp2(a),
+                        hopper::pack4_e4m3(a, b),          hopper::pair_clamp(a, b, args.c[i])};
     }
   }
 };
@@ -316,12 +318,13 @@ TEST_P(Math, FunctionsOfPairs) {
       SCOPED_TRACE(testing::Message() << x << ", " << y << ", " << z);
       const auto expect_rounded = [&](std::uint32_t pair, double exact) {
         if (std::isnan(exact)) {
-          EXPECT_TRUE(std::isnan(value(pair)));
+          EXPECT_EQ(half(pair), 0x7fff);
         } else {
           EXPECT_EQ(value(pair), to_value(Element::f16, nearest(Element::f16, exact)));
         }
       };
       expect_rounded(got[i].fma, x * y + z);
+      if (y <= z) expect_rounded(got[i].clamped, std::isnan(x) ? x : std::clamp(x, y, z));
       expect_rounded(got[i].sum, x + y);
       expect_rounded(got[i].maximum, std::isnan(x) ? y : std::isnan(y) ? x : std::max(x, y));
       const double power = std::exp2(x), exp2 = value(got[i].exp2);
@@ -333,6 +336,55 @@ TEST_P(Math, FunctionsOfPairs) {
       for (const auto& [operand_value, first] : {std::pair{x, 0}, {y, 16}})
         EXPECT_EQ(got[i].e4m3 >> (first + shift / 2) & 0xff, from_float<E4m3>(float(operand_value)).bits);
     }
+}
+
+struct PairExp2ByPolynomial {
+  static constexpr int threads = 128;
+  struct Arguments {
+    const std::uint32_t* x;
+    int count;
+    std::uint32_t* result;
+  };
+  struct Shared {};
+  HOPPER_FUNCTION static void run(Shared&, const Arguments& args) {
+    for (int i = rank(); i < args.count; i += threads) args.result[i] = attention::pair_exp2_by_polynomial(args.x[i]);
+  }
+};
+
+// Every number, infinity and NaN, each in both halves beside several others.
+TEST_P(Math, PairExp2ByPolynomial) {
+  constexpr std::uint32_t minus_infinity = 0xfc00, large = 0x4800, nan = 0x7fff;
+  std::vector<std::uint32_t> pairs;
+  for (std::uint32_t x = 0; x <= 0xffff; ++x)
+    for (const std::uint32_t other : {x * 77 & 0xffff, minus_infinity, large, nan}) {
+      pairs.push_back(x | other << 16);
+      pairs.push_back(other | x << 16);
+    }
+  Buffer<std::uint32_t> x(pairs), result(pairs.size(), 0u);
+  launch<PairExp2ByPolynomial>({x.data(), int(pairs.size()), result.data()});
+  const std::vector<std::uint32_t> got = result.read();
+  int off = 0;
+  for (std::size_t i = 0; i < got.size(); ++i)
+    for (const int shift : {0, 16}) {
+      const auto value = [](std::uint32_t pair, int from) {
+        return double(to_value(Element::f16, std::uint16_t(pair >> from)));
+      };
+      const double power = std::exp2(value(pairs[i], shift)), by_polynomial = value(got[i], shift);
+      const bool beside_nan = std::isnan(value(pairs[i], 16 - shift));  // which may reach the other half
+      bool right = false;
+      if (std::isnan(power))
+        right = std::isnan(by_polynomial);
+      else if (power <= 0x1p-15)
+        right = by_polynomial == 0;
+      else if (power >= 0x1p16)
+        right = by_polynomial == infinity;
+      else if (power < 0x1p-14)  // on the way to 0
+        right = by_polynomial >= 0 && by_polynomial <= power;
+      else
+        right = std::abs(by_polynomial - power) <= 0x1.39p-9 * power;
+      off += !right && !(beside_nan && !std::isnan(power));
+    }
+  EXPECT_EQ(off, 0);
 }
 
 /// Of one pair of words by many selectors.

@@ -108,6 +108,15 @@ MutantCase case_named(const std::string& name) {
     c.causal = name == "sections";
     c.seqlen_k = c.causal ? c.seqlen_q : config.tile_kv + 5;
     made.clusters = 2;
+  } else if (name == "low_tiles") {  // of the last head, two, the lower one of which the first CTA does not take
+    c.heads = c.kv_heads = 5;
+    c.seqlen_q = config.tile_q - 5;
+    c.seqlen_k = config.tile_kv + 5;
+    made.clusters = 2;
+  } else if (name == "nan_of_a_key") {  // whose exponentials are polynomials where any are
+    c.seqlen_q = 8;
+    c.seqlen_k = 3 * config.tile_kv - 9;
+    c.patches = {{.tensor = 1, .row = 3, .value = NAN}};
   } else if (name == "items") {  // many items, taken one by one
     c.heads = 7;
     c.seqlen_q = 20;
@@ -127,7 +136,7 @@ MutantCase case_named(const std::string& name) {
     throw std::invalid_argument(
         "case \"" + name +
         "\"; there are full, causal, hidden, cold, below_0, d_major, short, blind, one_warpgroup, shared, "
-        "sections, items, clipped and neighbours");
+        "sections, low_tiles, nan_of_a_key, items, clipped and neighbours");
   }
   return made;
 }

@@ -364,6 +364,7 @@ class RowsFull : public Rows {};
 class Fp8Rows : public Rows {};
 class Neighbours : public testing::TestWithParam<int> {};
 class SameBits : public testing::TestWithParam<int> {};
+class LowTiles : public testing::TestWithParam<int> {};
 class SeedsFull : public testing::TestWithParam<int> {};
 
 /// Random completion for f16 only: bf16 rows run the same code but for the instructions' type.
@@ -409,6 +410,32 @@ TEST_P(SameBits, AsTheRowForShortSequences) {
   const check::Verdict verdict = check::run_case(c, Device::cpu, simulator::on_simulator(simulate));
   EXPECT_TRUE(verdict.passed) << verdict.message;
   EXPECT_EQ(runs, 2);
+}
+
+/// How high tiles are, which depends on the number of SMs, must not show either.
+TEST_P(LowTiles, ChangeNoBit) {
+  using enum simulator::Completion;
+  const Row& row = kernels::forward_rows[GetParam()];
+  check::Case c = base(row, "low_tiles", row.config.tile_q - 5, row.config.tile_kv + 30, false);
+  c.heads = c.kv_heads = 3;
+  struct Run {
+    int sm_count, low_sequences;
+    simulator::Completion completion;
+  };
+  const Run runs[] = {{1, 0, eager}, {2, 1, eager}, {2, 1, lazy}, {2, 1, random}, {13, 3, lazy}};
+  c.repeats = int(std::size(runs));
+  std::vector<std::uint64_t> flops;
+  const auto simulate = [&](const ForwardProblem& problem) {
+    const Run& run = runs[flops.size()];
+    EXPECT_EQ(
+        attention::choose_low_tiles(int(c.seqlen_q), row.config.consumer_warpgroups(), 3, 1, run.sm_count).sequences,
+        run.low_sequences);
+    const simulator::Options options{run.completion, 7, false};
+    flops.push_back(simulator::forward(problem, options, GetParam(), run.sm_count).counters.wgmma_flops);
+  };
+  const check::Verdict verdict = check::run_case(c, Device::cpu, simulator::on_simulator(simulate));
+  EXPECT_TRUE(verdict.passed) << verdict.message;
+  EXPECT_EQ(flops, std::vector(std::size(runs), flops[0])) << "warpgroups without rows should compute nothing";
 }
 
 /// Two items, edge blocks and full ones, once around the K ring.
@@ -459,6 +486,7 @@ INSTANTIATE_TEST_SUITE_P(SimFp8, RowsFull, all_fp8_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(SimVTransposed, RowsFull, all_v_transposed_cases, both_names);
 INSTANTIATE_TEST_SUITE_P(Sim, Neighbours, all_rows, row_name);
 INSTANTIATE_TEST_SUITE_P(Sim, SameBits, testing::ValuesIn(rows_beside_others), row_name);
+INSTANTIATE_TEST_SUITE_P(Sim, LowTiles, testing::Range(kernels::rows_of_16_bits, kernels::forward_row_count), row_name);
 INSTANTIATE_TEST_SUITE_P(Sim, SeedsFull, all_rows, row_name);
 
 }  // namespace

@@ -487,9 +487,10 @@ TEST(Plan, TakesClustersForLongSequencesOnTheWholeChip) {
   }
 }
 
-attention::ForwardArguments arguments(const ForwardProblem& p, void* workspace) {
+attention::ForwardArguments arguments(const ForwardProblem& p, void* workspace, int sm_count = 132) {
   ForwardPlan plan = plan_forward(p);
-  return forward_arguments(p, plan, workspace, 132, [](const hopper::TensorMapSpec&) { return hopper::TensorMap{}; });
+  return forward_arguments(p, plan, workspace, sm_count,
+                           [](const hopper::TensorMapSpec&) { return hopper::TensorMap{}; });
 }
 
 ForwardProblem shape(std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t seqlen_q,
@@ -516,6 +517,35 @@ TEST(ForwardArguments, SectionsKeepTheirKeysInL2) {
   EXPECT_EQ(last(shape(4, 8, 8, 512, 512, 256, 256, true)), 32) << "few items: all";
 }
 
+// Also where the last sequences have lower tiles.
+TEST(ForwardArguments, ItemsHaveEveryRowOnce) {
+  alignas(256) std::byte workspace[256];
+  int low = 0;
+  for (const fa3_dtype dtype : {FA3_F16, FA3_E4M3})
+    for (const int d : {64, 128, 256})
+      for (const int seqlen : {1, 130, 700, 1024, 5000})
+        for (const auto& [batch, heads, kv_heads] : {std::tuple{1, 1, 1}, {3, 8, 2}, {2, 20, 20}, {5, 7, 1}})
+          for (const auto& [causal, sm_count] : {std::pair{false, 132}, {false, 40}, {false, 7}, {true, 132}}) {
+            ForwardProblem p = shape(batch, heads, kv_heads, seqlen, seqlen, d, d, causal);
+            p.dtype = dtype, p.o_dtype = FA3_F16;
+            const attention::ForwardArguments args = arguments(p, workspace, sm_count);
+            low += args.low_order.count() > 0;
+            const int tile_q = forward_rows[plan_forward(p).row].config.tile_q;
+            std::vector<int> seen(std::size_t(batch * heads * seqlen), 0);
+            for (int i = 0; i < args.items(); ++i) {
+              const attention::Item item = args.item(i);
+              ASSERT_TRUE(item.head >= 0 && item.head < heads && item.batch >= 0 && item.batch < batch);
+              ASSERT_TRUE(item.first_row < item.end_row && item.end_row <= seqlen);
+              ASSERT_LE(item.end_row - item.first_row, 2 * tile_q);  // of a cluster
+              for (int row = item.first_row; row < item.end_row; ++row)
+                ++seen[std::size_t((item.batch * heads + item.head) * seqlen + row)];
+            }
+            ASSERT_TRUE(std::all_of(seen.begin(), seen.end(), [](int times) { return times == 1; }))
+                << "d " << d << ", seqlen " << seqlen << ", heads " << heads << ", causal " << causal;
+          }
+  EXPECT_GT(low, 60);
+}
+
 // Few causal items are dealt out for good: no CTA may get much more than the others.
 TEST(ForwardArguments, StaticSchedulesAreBalanced) {
   alignas(256) std::byte workspace[256];
@@ -525,7 +555,7 @@ TEST(ForwardArguments, StaticSchedulesAreBalanced) {
         const ForwardProblem p = shape(1, heads, heads, seqlen, seqlen, d, d, true);
         const attention::ForwardArguments args = arguments(p, workspace);
         const ForwardConfig& config = forward_rows[plan_forward(p).row].config;
-        const int ctas = cta_count(args.order.count(), 1, 132, 0);
+        const int ctas = cta_count(args.items(), 1, 132, 0);
         if (args.next_item != nullptr || args.order.count() < 2 * ctas) continue;
         std::vector<double> work(std::size_t(ctas), 0.0);
         double sum = 0;

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <climits>
 #include <set>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 namespace fa3::attention {
 namespace {
@@ -39,6 +43,59 @@ TEST(TileOrder, EveryItemOnceSectionBySectionLongestFirst) {
             }
             ASSERT_EQ(int(seen.size()), row_items * heads * batch);
           }
+}
+
+/// Of the CTA that is busy for longest, by static_place().
+float time_of(int seqlen_q, int warpgroups, int sequences, int resident, const LowTiles& low) {
+  const auto tiles = [&](int height) { return (seqlen_q + 64 * height - 1) / (64 * height); };
+  const int whole = (sequences - low.sequences) * tiles(warpgroups);
+  const int items = whole + (low.sequences > 0 ? low.sequences * tiles(low.warpgroups) : 0);
+  float longest = 0;
+  for (int cta = 0; cta < std::min(resident, items); ++cta) {
+    float time = 0;
+    for (int round = 0; round * resident < items; ++round) {
+      const int item = round * resident + static_place(cta, round, resident, false);
+      if (item < items) time += item < whole ? 1.0f : time_of_low_tile(low.warpgroups, warpgroups);
+    }
+    longest = std::max(longest, time);
+  }
+  return longest;
+}
+
+TEST(LowTiles, NeverTakeLongerByCount) {
+  int chosen = 0;
+  for (const int warpgroups : {2, 3, 4})
+    for (const int seqlen_q : {1, 64, 65, 200, 512, 1000, 4096})
+      for (const int group : {1, 4, 7})
+        for (const int groups : {1, 2, 5, 16, 40})
+          for (const int resident : {1, 2, 7, 32, 132}) {
+            const int sequences = group * groups;
+            const LowTiles low = choose_low_tiles(seqlen_q, warpgroups, sequences, group, resident);
+            ASSERT_TRUE(low.sequences >= 0 && low.sequences <= sequences && low.sequences % group == 0);
+            if (low.sequences == 0) continue;
+            ++chosen;
+            ASSERT_TRUE(low.warpgroups >= 1 && low.warpgroups < warpgroups);
+            EXPECT_LT(time_of(seqlen_q, warpgroups, sequences, resident, low),
+                      time_of(seqlen_q, warpgroups, sequences, resident, {}))
+                << warpgroups << " warpgroups, " << seqlen_q << " rows, " << sequences << " sequences, " << resident;
+          }
+  EXPECT_GT(chosen, 300);
+}
+
+TEST(LowTiles, WhereTheLastRoundIsNotFull) {
+  const auto chosen = [](int seqlen_q, int warpgroups, int sequences, int group) {
+    const LowTiles low = choose_low_tiles(seqlen_q, warpgroups, sequences, group, 132);
+    return std::pair{low.sequences, low.warpgroups};
+  };
+  EXPECT_EQ(chosen(16384, 3, 16, 1), std::pair(1, 2)) << "10.4 rounds: 56 tiles would make 76 CTAs wait";
+  EXPECT_EQ(chosen(16384, 4, 32, 1), std::pair(2, 3)) << "15.5 rounds";
+  EXPECT_EQ(chosen(16384, 2, 8, 1), std::pair(0, 2)) << "7.76 rounds";
+  EXPECT_EQ(chosen(2048, 3, 8, 1), std::pair(8, 2)) << "88 tiles for 132 CTAs";
+  EXPECT_EQ(chosen(2048, 3, 4, 4), std::pair(4, 1));
+  EXPECT_EQ(chosen(192, 3, 132, 1), std::pair(0, 3)) << "one round, full";
+  EXPECT_EQ(chosen(16384, 3, 1600, 1), std::pair(0, 3)) << "1042 rounds";
+  EXPECT_EQ(chosen(0, 3, 8, 1), std::pair(0, 3));
+  EXPECT_EQ(chosen(INT_MAX - 1024, 4, 1, 1), std::pair(0, 4));
 }
 
 TEST(TileOrder, LastSectionKeepsItsKeysInL2) {

@@ -98,6 +98,12 @@ __device__ __forceinline__ std::uint32_t pair_maximum(std::uint32_t a, std::uint
   return y;
 }
 
+__device__ __forceinline__ std::uint32_t pair_clamp(std::uint32_t x, std::uint32_t low, std::uint32_t high) {
+  std::uint32_t y;
+  asm("max.NaN.f16x2 %0, %1, %2;\nmin.NaN.f16x2 %0, %0, %3;" : "=&r"(y) : "r"(x), "r"(low), "r"(high));
+  return y;
+}
+
 __device__ __forceinline__ std::uint32_t pair_exp2(std::uint32_t x) {
   std::uint32_t y;
   // Why not ex2.approx.f16x2: ptxas makes two instructions of it, too, and puts the halves together once for every use.
