@@ -752,12 +752,11 @@ def run_rounds(
             if cell is None:
                 for name, value in measure_ceilings(args.device, args.dtype == ["e4m3"]).items():
                     measurements.ceilings[name].append(value)
-            if cell is None or late:
-                continue
-            measurements.kernels[cell], timed = measure(cell, fa3, args.device, order)
-            for name, seconds in timed.items():
-                measurements.seconds[cell][name].append(seconds)
-            done += 1
+            elif not late:
+                measurements.kernels[cell], timed = measure(cell, fa3, args.device, order)
+                for name, seconds in timed.items():
+                    measurements.seconds[cell][name].append(seconds)
+                done += 1
         save(measurements)
         elapsed = time.monotonic() - started
         print(f"round {number} of {args.rounds}: {done}/{len(planned)} cells, {elapsed:.0f} s so far", file=sys.stderr)

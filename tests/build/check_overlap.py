@@ -20,7 +20,8 @@ Of every loop of a row that claims it (the claims come from the row's line in th
   under_pv    in the loop over whole blocks, exponentials stand before the wait that retires P V (Edges::own_loop);
   alone       rows of e4m3, Algorithm 1: P V of this block is issued and then S of the next, a part of P V is awaited
               with the next part in flight and S before the exponentials;
-  polynomials of those, with four warpgroups and sums in f16: one exponential in 16 is no EX2 (in others it may be);
+  polynomials of those, with four warpgroups and sums in f16: one exponential in 16 is no EX2;
+  only_ex2    of those, the others: all are;
   s_under_pv  of those, rows with registers for it: S is issued before the last part of P V is awaited, else behind it.
 Where the exponentials stand behind that wait, they can only run under the other warpgroups' GEMMs, which is what the
 hand-over lets happen; that it does is measured, not proved here: `fa3 trace --device cuda`.
@@ -45,7 +46,7 @@ from audit_sass import Function, Instruction
 CLAIMS = ("no_spills", "no_maxima", "two_stages", "hand_over", "under_pv")
 ALONE, S_UNDER_PV = "alone", "s_under_pv"  # instead of no_maxima, two_stages and under_pv
 NO_TURNS = "no_turns"  # instead of hand_over
-POLYNOMIALS = "polynomials"  # of rows of e4m3
+POLYNOMIALS, ONLY_EX2 = "polynomials", "only_ex2"  # of rows of e4m3
 ONE_IN = 16  # as ForwardConfig::pairs_per_polynomial()
 MOST_FINDINGS = 6  # printed of one kind and loop: serialised code has one for every HGMMA
 ROW = re.compile(r'^ *\{"([a-z0-9_]+)", *\{([^}]*)\}', re.MULTILINE)
@@ -64,8 +65,7 @@ def claims_of_table(header: str) -> dict[str, set[str]]:
             needed = (128 + pv_columns) // per_register + 16 + d_v // 2
             fits = tile_q < 256 and needed <= {128: 232, 192: 160}[tile_q] - 16
             rows[name] = {"no_spills", ALONE} | ({S_UNDER_PV} if fits else set())
-            if tile_q == 256 and per_register == 4:
-                rows[name].add(POLYNOMIALS)
+            rows[name].add(POLYNOMIALS if tile_q == 256 and per_register == 4 else ONLY_EX2)
         else:
             rows[name] = {"no_spills", "no_maxima", "two_stages"}
         if "Turns::gemm" in config:
@@ -317,6 +317,8 @@ def read_schedule_alone(loop: Loop) -> None:
     missing = at.keys // 2 - len(at.exponentials)
     if missing != at.keys // 2 // ONE_IN:
         loop.find(POLYNOMIALS, f"{missing} exponentials are polynomials")
+    if missing != 0:
+        loop.find(ONLY_EX2, f"{missing} exponentials are polynomials")
     if len(at.pv) % steps != 0 or missing not in (0, at.keys // 2 // ONE_IN):
         numbers = f"{len(at.pv)} QGMMAs of P V and {len(at.exponentials)} EX2"
         loop.find("", f"{numbers}, not parts of {steps}, and {at.keys // 2}")
@@ -414,7 +416,7 @@ def judge(name: str, functions: list[Function], claims: set[str]) -> Row:
         row.findings.append(f"{len(row.loops)} loops with both products, not one or two")
     for loop in row.loops:
         wanted = {"", *claims} - ({"under_pv"} if loop.kind == "edge" else set())
-        for claim in ("", *CLAIMS, ALONE, S_UNDER_PV, NO_TURNS, POLYNOMIALS):
+        for claim in ("", *CLAIMS, ALONE, S_UNDER_PV, NO_TURNS, POLYNOMIALS, ONLY_EX2):
             if claim not in wanted:
                 continue
             found = loop.findings.get(claim, [])

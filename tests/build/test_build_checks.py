@@ -395,10 +395,10 @@ class Overlap(unittest.TestCase):
             {
                 "a": {*every, "hand_over", "under_pv"},
                 "b_2": {*every, "no_turns"},
-                "e": {"no_spills", "alone", "s_under_pv", "hand_over"},
-                "f": {"no_spills", "alone", "hand_over"},
+                "e": {"no_spills", "alone", "s_under_pv", "hand_over", "only_ex2"},
+                "f": {"no_spills", "alone", "hand_over", "only_ex2"},
                 "g": {"no_spills", "alone", "no_turns", "polynomials"},
-                "h": {"no_spills", "alone", "s_under_pv", "hand_over"},
+                "h": {"no_spills", "alone", "s_under_pv", "hand_over", "only_ex2"},
             },
         )
         table = Path(__file__).parents[2] / "src/kernels/configs.hpp"
@@ -438,7 +438,11 @@ class Overlap(unittest.TestCase):
         self.assert_alone(edited(ALONE, (PART_2[1], [])), "3 QGMMAs of P V")
         self.assert_alone(edited(ALONE, (EX2_64[-1], [])), "31 EX2")
         with_polynomials = ("no_spills", "alone", "hand_over", "polynomials")
-        self.assert_alone(edited(ALONE, *((x, []) for x in EX2_64[-2:])), claims=with_polynomials)
+        two_less = edited(ALONE, *((x, []) for x in EX2_64[-2:]))
+        self.assert_alone(two_less, claims=with_polynomials)
+        only_ex2 = ("no_spills", "alone", "hand_over", "only_ex2")
+        self.assert_alone(ALONE, claims=only_ex2)
+        self.assert_alone(two_less, "2 exponentials are polynomials", claims=only_ex2)
         self.assert_alone(ALONE, "0 exponentials are polynomials", claims=with_polynomials)
         self.assert_alone(edited(ALONE, (EX2_64[-1], [EX2_64[-1], "STL [R1], R3"])), "local memory")
 

@@ -245,6 +245,43 @@ class E4m3(unittest.TestCase):
         self.assertEqual(result["ceilings"]["gemm_e4m3"], 1000)
 
 
+class Rounds(unittest.TestCase):
+    CELLS = [f"cell {i}" for i in range(20)]
+
+    def run_rounds(self, budget_s: float | None) -> tuple[compare.Measurements, list]:
+        """What a run of two rounds measured, and in which order; None stands for the ceilings."""
+        order = []
+        args = types.SimpleNamespace(seed=3, rounds=2, device="cuda", dtype=["e4m3"], budget_s=budget_s)
+
+        def ceilings(device: str, e4m3: bool) -> dict[str, float]:
+            order.append(None)
+            return {"gemm_e4m3": 1.0}
+
+        def measure(cell: str, *_) -> tuple[str, dict[str, float]]:
+            order.append(cell)
+            return "kernel", {"fa3": 1.0}
+
+        with (
+            mock.patch.object(compare, "measure_ceilings", ceilings),
+            mock.patch.object(compare, "measure", measure),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            return compare.run_rounds(self.CELLS, None, args, lambda measurements: None), order
+
+    def test_ceilings_are_measured_among_the_cells(self) -> None:
+        measurements, order = self.run_rounds(None)
+        self.assertEqual(len(measurements.ceilings["gemm_e4m3"]), 2 * compare.CEILINGS_PER_ROUND)
+        self.assertTrue(all(len(measurements.seconds[cell]["fa3"]) == 2 for cell in self.CELLS))
+        places = [place for place, cell in enumerate(order) if cell is None]
+        self.assertNotEqual(places, list(range(len(places))))
+        self.assertGreater(places[-1] - places[0], len(order) // 2)
+
+    def test_there_are_ceilings_though_time_is_up(self) -> None:
+        measurements, order = self.run_rounds(0)
+        self.assertEqual(order, [None])
+        self.assertEqual(measurements.ceilings["gemm_e4m3"], [1.0])
+
+
 class ReadmeTable(unittest.TestCase):
     def table(self, rows: list, *options: str) -> str:
         result = {"device": "X", "date": "2026-01-01", "source_hash": "0" * 64, "compiler": "c",
